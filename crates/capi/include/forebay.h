@@ -370,7 +370,7 @@ int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
  * forebay_volume_cas replaces the 64-bit word at `offset` by `value` if it is `expected`, forebay_volume_fetch_add adds
  * to it, forebay_volume_swap replaces it. `was` is what the word was. They are atomic, and in one order, against those of
  * all processes of all nodes. -EINVAL unless the offset is a multiple of 8. -EIO as above: the word may be changed or not,
- * and never is changed twice.
+ * and never is changed twice. A put or get of another node's piece that overlaps such a call may tear the word.
  *
  * A put, an atomic operation, and every other call has taken effect for the processes of all nodes when it returns 0.
  * forebay_volume_fence orders this thread's calls before it before those after it, as all processes see them.

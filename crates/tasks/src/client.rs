@@ -3,14 +3,18 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forebay_types::{Code, Error, Result, MOVER_SOCKET};
+use forebay_types::{Code, Error, Result, MOVER_SOCKET, STORES_MARK};
 
 use crate::{Answer, Ask, Keep, Task, Verb};
 
 /// How long the mover may take for what it answers from memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the mover of a pool in front of a store may take until it serves: `up` does not wait for it, and the supervisor
+/// starts one that was killed again.
+const START_TIMEOUT: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a call to a store may take. The mover has limits of its own.
 const STORE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum bytes of an answer.
@@ -26,7 +30,16 @@ impl MoverClient {
     /// Connects to the mover of the pool in `pool`. [`Code::NotFound`] when there is none.
     pub fn connect(pool: &Path) -> Result<MoverClient> {
         let what = || format!("cannot reach the mover of pool {}", pool.display());
-        let stream = UnixStream::connect(pool.join(MOVER_SOCKET)).map_err(|e| match e.kind() {
+        let end = Instant::now() + START_TIMEOUT;
+        let connected = loop {
+            match UnixStream::connect(pool.join(MOVER_SOCKET)) {
+                Err(_) if pool.join(STORES_MARK).exists() && Instant::now() < end => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                connected => break connected,
+            }
+        };
+        let stream = connected.map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
                 Error::new(Code::NotFound, what())
                     .why("it does not run")

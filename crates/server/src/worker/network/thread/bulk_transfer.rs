@@ -182,8 +182,8 @@ impl NetworkThread {
         }
     }
 
-    /// A data request has ended. [`Code::Interrupted`]: the file's node has not served it, because the network failed,
-    /// but a transfer may still write the piece. [`Code::Fault`] makes the client repeat the request with another
+    /// A data request has ended. [`Code::Interrupted`]: the file's node has not served it to the end, because the network
+    /// failed, but a transfer may still write the piece. [`Code::Fault`] makes the client repeat the request with another
     /// buffer, as when the second reply may be another worker's. EIO has the same meaning for the client's piece,
     /// unless the request was never `sent`.
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
