@@ -44,7 +44,8 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     let mut rounds = 0;
     let (stopped, is_on_store) = loop {
         let copied = match &before {
-            Some(status) => drain(&dir, status, arguments)?,
+            // An earlier round may have taken the mount away.
+            Some(status) => drain(&dir, status, arguments).inspect_err(|_| mount_again(&dir, status))?,
             None => {
                 refuse_undrained(&dir, arguments)?;
                 Copied::default()
