@@ -213,7 +213,7 @@ impl Pool {
             unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
         }
         let fd = match open_at(target, name.as_c_str(), flags) {
-            // By the file's creator, who has opened it only now.
+            // The file's creator has made it meanwhile.
             Err(Code::Exists) => return Err(Code::Interrupted),
             made => made?,
         };
