@@ -88,8 +88,9 @@ impl Restoring {
         self.set().insert(ino.0)
     }
 
-    pub(super) fn end(&self, ino: Ino) {
-        self.set().remove(&ino.0);
+    /// False when it was not.
+    pub(super) fn end(&self, ino: Ino) -> bool {
+        self.set().remove(&ino.0)
     }
 
     pub(super) fn count(&self) -> u64 {

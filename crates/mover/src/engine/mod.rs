@@ -74,8 +74,8 @@ use self::pass::{Due, Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
 use self::shared::{
-    bytes_of, copied_by, for_programs, locked, needs_room, range_asked, range_asked_there, restore_there,
-    Retry, Shared,
+    bring_forward, bytes_of, copied_by, for_programs, locked, needs_room, range_asked, range_asked_there,
+    restore_there, Retry, Shared,
 };
 use self::stores::Stores;
 use self::turns::Turns;
@@ -124,6 +124,7 @@ pub fn start(pool: &'static Pool) -> Result<Arc<dyn program::Engine>> {
         marks: Marks::new(link),
         restoring: Restoring::default(),
         whole: Restoring::default(),
+        in_background: Restoring::default(),
         ranges: Ranges::default(),
         through: kept_ranges::Through::default(),
         listing: Restoring::default(),
@@ -213,6 +214,9 @@ fn begin(shared: &Arc<Shared>, task: StoreTask) {
         shared.whole.begin(ino);
     }
     let begins = mark_begun(shared, &task);
+    if let StoreTask::Restore(_) = task {
+        bring_forward(shared, ino);
+    }
     if let Some((node, range)) = asks {
         // Its answer may take a while. If this fails, the reader asks again, or waits for the whole file.
         let _ = start_task(shared, move |shared| range_asked_there(shared, node, ino, range));
@@ -277,7 +281,9 @@ fn mark_begun(shared: &Shared, task: &StoreTask) -> bool {
 
 fn mark_ended(shared: &Shared, task: &StoreTask) {
     match (under_way(shared, task), task) {
-        (Some(mine), _) => mine.end(task.ino()),
+        (Some(mine), _) => {
+            mine.end(task.ino());
+        }
         (None, StoreTask::Look(ino, name)) => shared.looks.end(*ino, name),
         (None, _) => {}
     }

@@ -2,7 +2,8 @@
 //!
 //! A thread restores small files in groups (`restore_many.rs`). A task has as many threads at work as its store takes calls,
 //! or as there are processors where the store answers at once (`parallel.rs`); each starts others when there may be more.
-//! Where several tasks prestage from one store, the oldest has all its threads and each later one has a single thread: the
+//! Where several tasks prestage from one store, the oldest has all its threads and each later one has a single thread,
+//! which copies large files by one range at a time until a program waits for them, too (`ranges.rs`): the
 //! store gives the first task its data sooner than if all shared it alike, and the last no later; a short task does not
 //! wait for a long one to end. A leaf mutex each. One thread looks every [`TURN_PERIOD`] whether a task may have more
 //! threads by now, as those that it has may take long.
@@ -17,7 +18,7 @@ use forebay_types::{Entry, Error, Ino, Result};
 
 use super::parallel::{start_one_more, Lateness};
 use super::restore_many::{restore_group, GroupSize, FILE_BYTES_MAX};
-use super::shared::{locked, restore_for_task, Shared};
+use super::shared::{bring_forward, locked, restore_for_task, restore_in_background, Shared};
 use super::stores::AttachedStore;
 use super::turns::Turn;
 use crate::host::Instant;
@@ -66,6 +67,8 @@ struct Prestaging<'a> {
     lateness: Lateness,
     large: LargeFiles,
     files: Mutex<Receiver<Found>>,
+    /// Files that are being restored in the background, while the turn is another task's.
+    behind: Mutex<Vec<Ino>>,
     /// Threads that were started to restore files.
     started: AtomicUsize,
     /// No files are left to begin with.
@@ -119,7 +122,7 @@ impl Prestaging<'_> {
             self.note(restored, &entry, path);
         }
         for (entry, path) in rest {
-            let restored = || restore_for_task(self.shared, entry.attr.ino);
+            let restored = || self.restore_one(entry.attr.ino);
             let restored = match entry.attr.size {
                 bytes if bytes >= LARGE_BYTES => self.large.during(restored),
                 _ => restored(),
@@ -129,6 +132,18 @@ impl Prestaging<'_> {
         self.lateness.note(begun.elapsed() / files.max(1));
     }
 
+    /// Restores a file: in the background, if it is not this task's turn.
+    fn restore_one(&self, ino: Ino) -> Result<()> {
+        if self.turn.is_oldest() || !self.shared.in_background.begin(ino) {
+            return restore_for_task(self.shared, ino);
+        }
+        locked(&self.behind).push(ino);
+        let restored = restore_in_background(self.shared, ino);
+        locked(&self.behind).retain(|other| *other != ino);
+        self.shared.in_background.end(ino);
+        restored
+    }
+
     fn note(&self, restored: Result<()>, entry: &Entry, path: String) {
         match restored {
             Ok(()) => self.progress.done(1, entry.attr.size),
@@ -136,13 +151,18 @@ impl Prestaging<'_> {
         }
     }
 
-    /// Starts threads when the task has become the oldest, until no files are left.
+    /// When the task has become the oldest, starts threads and brings its files forward, until no files are left.
     fn watch_turn<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let goes_on = |is_over: &mut bool| !*is_over;
         loop {
             let waited = self.ended.wait_timeout_while(locked(&self.is_over), TURN_PERIOD, goes_on);
             if *waited.unwrap_or_else(PoisonError::into_inner).0 {
                 return;
+            }
+            if self.turn.is_oldest() {
+                for ino in std::mem::take(&mut *locked(&self.behind)) {
+                    bring_forward(self.shared, ino);
+                }
             }
             self.start_others(scope);
         }
@@ -165,6 +185,7 @@ pub(super) fn prestage(
         lateness: Lateness::default(),
         large: LargeFiles::default(),
         files: Mutex::new(files),
+        behind: Mutex::default(),
         started: AtomicUsize::new(1),
         is_over: Mutex::new(false),
         ended: Condvar::new(),

@@ -1,6 +1,6 @@
 //! The ranges of files that are being restored: which have arrived, and which readers wait for.
 //!
-//! The threads of a restore take the ranges first for which readers wait, then those behind the last one of them, and in
+//! The threads of a restore ([`Copier`]) take the ranges first for which readers wait, then those behind the last one of them, and in
 //! the end the rest. Behind a reader the pieces are small at first, so that it does not wait for a large one, and grow.
 //!
 //! What has arrived in a backing file never leaves it, because readers have it open (`crates/client/src/ranges.rs`): a
@@ -24,6 +24,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const RANGES_AT_ONCE: u64 = 8;
 /// Ranges of one report, at most.
 const REPORTED_MAX: u64 = 256;
+
+/// The threads that copy a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Copier {
+    /// Copies what readers wait for, and waits for them.
+    ForReaders,
+    /// Copies all.
+    First,
+    /// Copies all, but waits while the file is restored in the background.
+    Other,
+}
 
 /// A range of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +69,8 @@ struct State {
     runs: bool,
     /// There was no room for the file: readers do not wait for it.
     lacks_room: bool,
+    /// A task restores it whose turn has not come, and nobody waits for it: one thread copies.
+    is_in_background: bool,
 }
 
 /// A file that is being restored.
@@ -137,6 +150,7 @@ impl FileRanges {
     fn ask(&self, range: u64) -> Option<RestoredRange> {
         let mut state = self.state();
         (state.behind, state.cursor) = (Some(range + 1), range + 1);
+        state.is_in_background = false;
         let arrived =
             state.arrived_from(range).or_else(|| state.lacks_room.then(|| State::without_room(range)));
         if arrived.is_none() {
@@ -173,16 +187,26 @@ impl FileRanges {
         Ok(backing)
     }
 
-    /// The next bytes to copy; none when none are missing, or the attempt has failed. A thread that serves readers alone
-    /// waits until one of them needs a range.
-    pub(super) fn next(&self, readers_alone: bool) -> Option<Range<u64>> {
+    /// One thread copies the file from now on, or all.
+    pub(super) fn set_in_background(&self, is_in_background: bool) {
+        self.state().is_in_background = is_in_background;
+        self.changed.notify_all();
+    }
+
+    /// The next bytes to copy; none when none are missing, or the attempt has failed. Waits where `copier` is to wait.
+    pub(super) fn next(&self, copier: Copier) -> Option<Range<u64>> {
         let mut state = self.state();
         loop {
             if !state.runs {
                 return None;
             }
+            let waits = match copier {
+                Copier::ForReaders => true,
+                Copier::First => false,
+                Copier::Other => state.is_in_background,
+            };
             let taken = match state.take_asked() {
-                None if !readers_alone => state.take_next(),
+                None if !waits => state.take_next(),
                 taken => taken,
             };
             if let Some(taken) = taken {
@@ -191,7 +215,7 @@ impl FileRanges {
                 }
                 return Some(state.bytes_of(taken));
             }
-            if !readers_alone || state.missing == 0 {
+            if !waits || state.missing == 0 {
                 return None;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -279,6 +303,14 @@ impl Ranges {
         self.of(ino).ask(range)
     }
 
+    /// All threads copy a file, if it is being restored in the background.
+    pub(super) fn bring_forward(&self, ino: Ino) {
+        let file = locked(&self.0).get(&ino.0).map(Arc::clone);
+        if let Some(file) = file {
+            file.set_in_background(false);
+        }
+    }
+
     /// A restore has ended. True when it leaves a backing file.
     pub(super) fn end(&self, ino: Ino) -> bool {
         locked(&self.0).remove(&ino.0).is_some_and(|file| file.has_backing())
@@ -306,7 +338,7 @@ mod tests {
     }
 
     fn next(file: &FileRanges) -> Option<(u64, u64)> {
-        file.next(false).map(|bytes| (bytes.start / RANGE_BYTES, bytes.end.div_ceil(RANGE_BYTES)))
+        file.next(Copier::First).map(|bytes| (bytes.start / RANGE_BYTES, bytes.end.div_ceil(RANGE_BYTES)))
     }
 
     #[test]
@@ -397,18 +429,43 @@ mod tests {
     fn a_thread_for_readers_waits_for_them_and_ends_with_the_attempt() {
         let file = begun();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| file.next(true));
+            let asked = scope.spawn(|| file.next(Copier::ForReaders));
             file.ask(5);
             assert_eq!(asked.join().unwrap(), Some(5 * RANGE_BYTES..6 * RANGE_BYTES));
-            let rests = scope.spawn(|| file.next(true));
+            let rests = scope.spawn(|| file.next(Copier::ForReaders));
             while next(&file).is_some() {}
             assert_eq!(rests.join().unwrap(), None, "nothing is missing");
         });
         let file = begun();
         std::thread::scope(|scope| {
-            let rests = scope.spawn(|| file.next(true));
+            let rests = scope.spawn(|| file.next(Copier::ForReaders));
             file.fail();
             assert_eq!(rests.join().unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn one_thread_copies_in_the_background_until_a_reader_waits_or_the_turn_comes() {
+        let bring_forward: [fn(&FileRanges); 2] =
+            [|file| drop(file.ask(30)), |file| file.set_in_background(false)];
+        for bring_forward in bring_forward {
+            let file = begun();
+            file.set_in_background(true);
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| file.next(Copier::Other));
+                assert_eq!([next(&file), next(&file)], [Some((0, 8)), Some((8, 16))]);
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                assert!(!other.is_finished());
+                bring_forward(&file);
+                assert!(other.join().unwrap().is_some());
+            });
+        }
+        let file = begun();
+        file.set_in_background(true);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| file.next(Copier::Other));
+            while next(&file).is_some() {}
+            assert_eq!(other.join().unwrap(), None, "nothing is missing");
         });
     }
 

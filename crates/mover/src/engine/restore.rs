@@ -10,7 +10,7 @@ use forebay_types::{Code, Entry, Error, Ino, Result, SetAttr, StoreVersion, Time
 use rustix::fs::{fstat, fstatvfs, ftruncate, futimens, Timespec, Timestamps};
 
 use super::link::Link;
-use super::ranges::{Backing, FileRanges};
+use super::ranges::{Backing, Copier, FileRanges};
 use super::stores::{Located, Stores};
 use crate::host;
 use crate::store::{Store, StoreError, StoreResult};
@@ -181,8 +181,8 @@ fn copy(
     };
     let file = &backing.file;
     let failed = Mutex::new(None);
-    let copy_ranges = |readers_alone: bool| {
-        while let Some(bytes) = ranges.next(readers_alone) {
+    let copy_ranges = |copier: Copier| {
+        while let Some(bytes) = ranges.next(copier) {
             let read = check_room(entry, file, bytes.end - bytes.start)
                 .and_then(|()| located.at.store.read(&located.path, version, bytes.clone(), file.as_fd()));
             if let Err(e) = read {
@@ -198,14 +198,15 @@ fn copy(
     match version.bytes {
         // An empty file: its version is compared.
         0 => located.at.store.read(&located.path, version, 0..0, file.as_fd())?,
-        bytes if bytes <= BYTES_A_THREAD => copy_ranges(false),
+        bytes if bytes <= BYTES_A_THREAD => copy_ranges(Copier::First),
         bytes => std::thread::scope(|scope| {
             if bytes >= RANGES_FILE_BYTES_MIN {
-                scope.spawn(|| copy_ranges(true));
+                scope.spawn(|| copy_ranges(Copier::ForReaders));
             }
-            for _ in 0..bytes.div_ceil(BYTES_A_THREAD).min(THREADS_MAX) {
-                scope.spawn(|| copy_ranges(false));
+            for _ in 1..bytes.div_ceil(BYTES_A_THREAD).min(THREADS_MAX) {
+                scope.spawn(|| copy_ranges(Copier::Other));
             }
+            copy_ranges(Copier::First);
         }),
     }
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {

@@ -73,6 +73,8 @@ pub(super) struct Shared {
     pub(super) restoring: Restoring,
     /// Those of them for which programs wait as a whole, not for ranges alone.
     pub(super) whole: Restoring,
+    /// Those that tasks restore whose turn has not come, as long as no program waits for them.
+    pub(super) in_background: Restoring,
     /// What has arrived of them.
     pub(super) ranges: Ranges,
     /// What readers read of files for which there is no room.
@@ -149,6 +151,13 @@ pub(super) fn bytes_of(shared: &Shared, entry: &Entry) -> u64 {
             entry.attr.size
         }
         (Err(_), _) => entry.attr.size,
+    }
+}
+
+/// A program waits for a file, or a task whose turn has come: it is not restored in the background any more.
+pub(super) fn bring_forward(shared: &Shared, ino: Ino) {
+    if shared.in_background.end(ino) {
+        shared.ranges.bring_forward(ino);
     }
 }
 
@@ -331,6 +340,8 @@ pub(super) fn restore_for_task(shared: &Shared, ino: Ino) -> Result<()> {
 pub(super) fn restore_begun(shared: &Shared, ino: Ino) -> Result<()> {
     shared.whole.begin(ino);
     let restored = restore_there(shared, ino);
+    // Of a restore in the background that another node did.
+    shared.ranges.end(ino);
     shared.whole.end(ino);
     shared.restoring.end(ino);
     if let Err(e) = &restored {
@@ -338,4 +349,19 @@ pub(super) fn restore_begun(shared: &Shared, ino: Ino) -> Result<()> {
         let _ = shared.link.failed(ino, e.code);
     }
     restored
+}
+
+/// Restores a file for a task in the background, if it is in [`Shared::in_background`]. On another node it is restored
+/// as others are.
+pub(super) fn restore_in_background(shared: &Shared, ino: Ino) -> Result<()> {
+    while !shared.restoring.begin(ino) {
+        host::sleep(OTHER_PERIOD);
+    }
+    let ranges = shared.ranges.of(ino);
+    ranges.set_in_background(true);
+    // It was brought forward before the line above, or will be after it.
+    if !shared.in_background.has(ino) {
+        ranges.set_in_background(false);
+    }
+    restore_begun(shared, ino)
 }
