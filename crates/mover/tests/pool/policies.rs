@@ -172,3 +172,33 @@ fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_poo
     assert!(down.status.success(), "{}", text(&down));
     assert_eq!(bed.stored(), only);
 }
+
+#[test]
+fn task_that_prestages_first_has_most_of_the_stores_rate() {
+    let bed = Bed::new("512MiB");
+    // Files of 32 MiB.
+    for (directory, count) in [("first", 4), ("second", 1)] {
+        let directory = bed.store().join(directory);
+        std::fs::create_dir(&directory).unwrap();
+        for i in 0..count {
+            std::fs::write(directory.join(i.to_string()), vec![i + 1; 32 << 20]).unwrap();
+        }
+    }
+    bed.attach_with("?rate=40MB/s", &[]);
+    bed.sh("ls -l /forebay/s/first /forebay/s/second");
+    let restoring = || bed.status()["mover"]["restoring"].as_u64().unwrap_or(0);
+    std::thread::scope(|scope| {
+        let prestage = |path: &'static str| {
+            let done = bed.verb(&["prestage", "-r", path]);
+            assert!(done.status.success(), "{}", text(&done));
+        };
+        let first = scope.spawn(move || prestage("/s/first"));
+        bed.wait("the first task restores", || restoring() > 0);
+        let second = scope.spawn(move || prestage("/s/second"));
+        first.join().unwrap();
+        assert_eq!(bed.state("/s/second/0"), "released", "{}", bed.log());
+        second.join().unwrap();
+    });
+    assert_eq!(bed.state("/s/second/0"), "clean");
+    bed.sh("cmp $S/first/3 /forebay/s/first/3; cmp $S/second/0 /forebay/s/second/0");
+}
