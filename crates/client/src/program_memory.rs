@@ -98,6 +98,8 @@ impl Pool {
                 code => code,
             })?;
         make_present(memory.as_fd(), bytes)?;
+        // SAFETY: the mapping of all of it.
+        unsafe { forebay_sys::huge_pages::collapse(mapping.start().as_ptr(), bytes) };
         let allocated = Box::new(Allocated::new(self, memory, bytes)?);
         let start = mapping.start().as_ptr();
         publish_allocated(start as usize..start as usize + bytes, Some(allocated))?;

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8};
 
+use forebay_sys::huge_pages;
+
 /// What a memfd is sealed against, after its maker has mapped it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seal {
@@ -58,13 +60,7 @@ impl Mapping {
     /// Maps the first `bytes` bytes of `fd`, which must be as long and sealed against shrinking.
     pub fn new(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Mapping> {
         let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Mapping { base: base.cast(), bytes })
+        Ok(Mapping { base: huge_pages::map_shared(fd, 0, bytes, prot)?, bytes })
     }
 
     /// Maps `fd` in this mapping's place, read-only, at the same address: readers in other threads see either memory

@@ -1,6 +1,6 @@
 //! What several crates need of Linux, where no library that they may use provides it: the mount table, signals by a
 //! descriptor, kinds of file systems, states of processes, descriptors over sockets, loop devices, FUSE notifications,
-//! and waiting.
+//! huge pages, and waiting.
 //!
 //! The client library is part of every program that uses it and may use libc alone, so this crate uses libc alone. The
 //! `procfs` crate was considered for `/proc`: it rejects names and paths that are not UTF-8, and leaves the octal
@@ -12,6 +12,7 @@
 pub mod descriptor;
 pub mod file_system;
 pub mod fuse;
+pub mod huge_pages;
 pub mod loop_device;
 pub mod mounts;
 pub mod opening;

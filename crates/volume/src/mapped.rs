@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
+use forebay_sys::huge_pages;
 use forebay_types::{BackingId, Code, Ino, PieceId, Segment, Volume};
 
 use crate::far::Far;
@@ -34,8 +35,8 @@ impl Map {
     /// Maps all `bytes` of a descriptor, whose size must be sealed.
     fn new(fd: BorrowedFd<'_>, bytes: usize, writes: bool) -> io::Result<Map> {
         let protection = if writes { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: the structure is writable for the call; a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
+        // SAFETY: the structure is writable for the call.
+        unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
             if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
                 return Err(io::Error::last_os_error());
@@ -46,12 +47,8 @@ impl Map {
             if stat.st_size < bytes as i64 || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
                 return Err(io::Error::from_raw_os_error(libc::EIO));
             }
-            libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
         }
-        Ok(Map { base: base.cast(), bytes })
+        Ok(Map { base: huge_pages::map_shared(fd, 0, bytes, protection)?, bytes })
     }
 }
 

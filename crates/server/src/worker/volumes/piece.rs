@@ -4,11 +4,11 @@
 //! Beside the first piece of a volume is its head, such a memfd of one page: its first word is the end of the volume's file
 //! (`crates/volume/src/file.rs`). A process that maps the head has mapped the piece before.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_data::{Bounds, Host, Medium};
-use forebay_sys::descriptor;
+use forebay_sys::{descriptor, huge_pages};
 use forebay_types::limits::VOLUME_GRAIN_BYTES;
 use forebay_types::{Code, PieceId, Rights};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
@@ -18,8 +18,6 @@ use crate::worker::piece_table::{self, PieceKind};
 
 /// Bytes that one call frees.
 const FREE_BYTES: u64 = 256 << 20;
-/// Bytes of a huge page.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What the tags of pieces begin with.
 const TAG: &str = "piece ";
 /// The same for thin pieces.
@@ -220,30 +218,15 @@ pub(super) fn reserve(memory: &OwnedFd, from: u64, until: u64) -> Result<(), Cod
     Ok(())
 }
 
-/// Has the kernel use huge pages, where it can (Linux 6.1): a mapping then takes fewer faults, and fewer entries of the
-/// processor's tables. It is no failure if it cannot.
+/// Has the kernel use huge pages for a range, where it can.
 fn collapse(memory: &OwnedFd, from: u64, until: u64) {
-    const MADV_COLLAPSE: libc::c_int = 25;
-    let first = from.next_multiple_of(HUGE_PAGE_BYTES);
-    let bytes = (until / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).saturating_sub(first) as usize;
-    if bytes == 0 {
-        return;
-    }
+    let bytes = (until - from) as usize;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice, unmapped again below.
+    let Ok(at) = huge_pages::map_shared(memory.as_fd(), from, bytes, protection) else { return };
+    // SAFETY: the mapping was just made, and nothing else uses it.
     unsafe {
-        let at = libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            protection,
-            libc::MAP_SHARED,
-            memory.as_fd().as_raw_fd(),
-            first as libc::off_t,
-        );
-        if at != libc::MAP_FAILED {
-            libc::madvise(at, bytes, MADV_COLLAPSE);
-            libc::munmap(at, bytes);
-        }
+        huge_pages::collapse(at, bytes);
+        libc::munmap(at.cast(), bytes);
     }
 }
 
