@@ -2,6 +2,7 @@
 //! and from another node beside the network provider's transfers between the same two nodes in the same run.
 
 use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -23,6 +24,8 @@ const VOLUME_BYTES: usize = 128 << 20;
 const WINDOWS: [usize; 2] = [1 << 20, 64 << 20];
 const SMALL: [usize; 2] = [8, 64];
 const LARGE: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+/// The calls of which those that touch a mapping for the first time are measured, too.
+const FIRST: usize = 1 << 20;
 const FAR_LARGE: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
 /// Calls at a time of the asynchronous rows.
 const DEPTH: usize = raw::DEPTH;
@@ -111,6 +114,11 @@ fn local(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                         rates.add(&label, 0, block as f64 / ours, as_fast);
                         rates.add(&label, 1, block as f64 / theirs, Vec::new);
                     }
+                }
+                if block == FIRST {
+                    let label = format!("{label}, the first pass of a process");
+                    rates.add(&label, 0, block as f64 / rate(&told, &format!("first {kind}"))?, as_fast);
+                    rates.add(&label, 1, block as f64 / rate(&told, &format!("first {copy}"))?, Vec::new);
                 }
             }
             if block == SMALL[0] {
@@ -272,6 +280,66 @@ impl SharedMemory {
     }
 }
 
+/// Shared memory that is there, each time mapped anew.
+struct Remapped {
+    memory: std::fs::File,
+    bytes: usize,
+}
+
+impl Remapped {
+    fn new(bytes: usize) -> Result<Remapped, String> {
+        let failed = |e: std::io::Error| format!("shared memory: {e}");
+        // SAFETY: the name ends in NUL, and the descriptor is nobody else's.
+        let memory = unsafe {
+            match libc::memfd_create(c"bench".as_ptr(), libc::MFD_CLOEXEC) {
+                -1 => return Err(failed(std::io::Error::last_os_error())),
+                fd => std::fs::File::from_raw_fd(fd),
+            }
+        };
+        std::io::Write::write_all(&mut &memory, &vec![1; bytes]).map_err(failed)?;
+        Ok(Remapped { memory, bytes })
+    }
+
+    fn map(&self) -> Result<SharedMemory, String> {
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, self.memory.as_raw_fd());
+        // SAFETY: a new mapping.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), self.bytes, protection, libc::MAP_SHARED, fd, 0) };
+        match at == libc::MAP_FAILED {
+            true => Err("no shared memory".into()),
+            false => Ok(SharedMemory { at: at.cast(), bytes: self.bytes }),
+        }
+    }
+}
+
+/// Nanoseconds of calls that touch all of a window of memory that was mapped right before: medians over passes that
+/// alternate.
+fn first_passes(library: &Library, orders: &Orders, window: usize) -> Result<Vec<(String, f64)>, String> {
+    let (block, memory) = (orders.block, Remapped::new(window)?);
+    let (source, mut sink) = (vec![1u8; block], vec![0u8; block]);
+    let names = ["first put", "first copy to", "first get", "first copy from"];
+    let mut samples = vec![Vec::new(); names.len()];
+    for _ in 0..BATCHES {
+        for (samples, name) in samples.iter_mut().zip(names) {
+            let (volume, mapped) = (library.volume(&specifier(orders))?, memory.map()?);
+            let started = Instant::now();
+            for at in (0..window).step_by(block) {
+                match name {
+                    "first put" => volume.put(&source, at)?,
+                    "first get" => volume.get(&mut sink, at)?,
+                    "first copy to" => mapped.copy_to(at, &source),
+                    _ => mapped.copy_from(at, &mut sink),
+                }
+            }
+            std::hint::black_box(&sink);
+            samples.push(started.elapsed().as_nanos() as f64 / (window / block) as f64);
+            // SAFETY: the mapping of `map`, which nothing uses any longer.
+            unsafe { libc::munmap(mapped.at.cast(), mapped.bytes) };
+        }
+    }
+    let medians = samples.iter().map(|samples| median(samples).unwrap_or(f64::NAN));
+    Ok(names.iter().map(|name| (*name).to_owned()).zip(medians).collect())
+}
+
 /// A kind of call: its name, and the call at an offset.
 type Kind<'a> = (String, &'a mut dyn FnMut(usize) -> Result<(), String>);
 
@@ -334,7 +402,8 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let (mut source, mut sink) = (vec![1u8; block], vec![0u8; block]);
     source[0] = 2;
     let mut other = sink.clone();
-    alternate(
+    let first = if block == FIRST { first_passes(&library, orders, window)? } else { Vec::new() };
+    let mut times = alternate(
         vec![
             ("put".into(), &mut |at| volume.put(&source, at)),
             ("copy to".into(), &mut |at| {
@@ -356,7 +425,9 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
         ],
         block,
         window,
-    )
+    )?;
+    times.extend(first);
+    Ok(times)
 }
 
 /// `drive volume-far`: nanoseconds of calls on the volume of another node.
