@@ -195,6 +195,8 @@ impl Address {
                 Ok(answer) => return answer,
                 // The reply arrived without its descriptors: this process has no room for them.
                 Err(Code::NoResources) => return Err(Code::NoResources),
+                // The daemon is of another version.
+                Err(Code::NotSupported) => return Err(Code::NotSupported),
                 Err(_) => {
                     *fds = [const { None }; ATTACH_FDS];
                     // SAFETY: plain system call; a short sleep needs no answer.

@@ -122,6 +122,9 @@ impl Pool {
                 Code::NoResources => Error::new(code, what)
                     .why("this process or the pool's daemon may open no more files")
                     .cure("raise the limit of open files (ulimit -n) of the program, or of the shell that starts the pool"),
+                Code::NotSupported => Error::new(code, what)
+                    .why("its daemon is of another version of Forebay")
+                    .cure("use the version that has started the pool"),
                 Code::NoMemory => Error::new(code, what).why("this process gets no more memory or address space"),
                 code => Error::new(code, what),
             });

@@ -1,11 +1,14 @@
 //! Requests to a pool that is up: status, check, mount, membership. The supervisor and the worker answer them.
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use forebay_tasks::{MoverReport, StoreReport};
 use forebay_types::{Code, Error, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -46,6 +49,37 @@ impl Supervisor {
                 .why("it did not answer an earlier request on this connection"));
         }
         frame::ask(&mut self.stream, ask, timeout).inspect_err(|_| self.failed = true)
+    }
+
+    /// As [`Supervisor::ask`], but waits no longer once `interrupt` can be read: none then.
+    pub(crate) fn ask_until(
+        &mut self,
+        ask: &Ask,
+        timeout: Duration,
+        interrupt: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<Reply>> {
+        let Some(interrupt) = interrupt else { return self.ask(ask, Some(timeout)).map(Some) };
+        // No further request is sent on this connection.
+        self.failed = true;
+        frame::send(&mut self.stream, ask, Some(timeout))?;
+        let end = Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
+            let mut awaited =
+                [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&interrupt, PollFlags::IN)];
+            match poll(&mut awaited, Some(&left)) {
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(Error::io("cannot wait for the pool's daemon", &e.into())),
+                Ok(_) => {}
+            }
+            let [answered, interrupted] = awaited.map(|fd| !fd.revents().is_empty());
+            if interrupted && !answered {
+                return Ok(None);
+            }
+            // Without an answer this fails at once, or after a time limit that is over anyway.
+            return frame::receive(&mut self.stream).map(Some);
+        }
     }
 
     pub(crate) fn status(&mut self) -> Result<Value> {
@@ -130,7 +164,7 @@ pub struct Status {
     pub members: u64,
     /// The commands that they run.
     pub member_labels: Vec<String>,
-    /// How many `forebay run`s and mounts the pool has had so far.
+    /// Grows with each `forebay run` and mount of the pool, and when it gets its first backing store.
     pub uses: u64,
     /// The pool's mounts.
     pub mounts: Vec<MountStatus>,

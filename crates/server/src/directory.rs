@@ -328,14 +328,16 @@ impl PoolDirectory {
         Ok(fd)
     }
 
-    /// True while some process holds the lock.
-    pub fn is_locked(&self) -> bool {
-        match self.open_file(LOCK_FILE, OFlags::RDONLY) {
-            Ok(fd) => {
-                rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared)
-                    == Err(rustix::io::Errno::WOULDBLOCK)
-            }
-            Err(_) => false,
+    /// True while some process holds the lock. Fails if that cannot be found out.
+    pub fn is_locked(&self) -> Result<bool> {
+        let file = match self.open_file(LOCK_FILE, OFlags::RDONLY) {
+            Err(e) if e.code == Code::NotFound => return Ok(false),
+            file => file?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+            Err(e) => Err(Error::io(format!("cannot lock {}", self.file(LOCK_FILE).display()), &e.into())),
         }
     }
 

@@ -35,7 +35,15 @@ pub(crate) fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> Result<Option<T
 }
 
 fn checked_len(bytes: &[u8; HEADER_BYTES]) -> Result<usize> {
-    let strange = |code| Error::new(code, "cannot understand a message").why("it is not one of Forebay's");
+    let strange = |code| {
+        let e = Error::new(code, "cannot understand a message");
+        match code {
+            Code::NotSupported => e
+                .why("command and daemon are of different versions of Forebay")
+                .cure("stop the pool with the Forebay that started it"),
+            _ => e.why("it is not one of Forebay's"),
+        }
+    };
     let header = Header::decode(bytes).map_err(strange)?;
     if header.kind != KIND_CONTROL || header.len as usize > JSON_BYTES_MAX {
         return Err(strange(Code::Malformed));
@@ -57,11 +65,22 @@ pub(crate) fn ask<T: DeserializeOwned>(
     value: &impl Serialize,
     timeout: Option<Duration>,
 ) -> Result<T> {
+    send(stream, value, timeout)?;
+    receive(stream)
+}
+
+/// Sends `value`. `timeout` bounds each write, and each read of [`receive`].
+pub(crate) fn send(stream: &mut UnixStream, value: &impl Serialize, timeout: Option<Duration>) -> Result<()> {
     stream
         .set_read_timeout(timeout)
         .and_then(|()| stream.set_write_timeout(timeout))
         .map_err(|e| Error::io("cannot set a time limit", &e))?;
-    let gone = |e: std::io::Error| match e.kind() {
+    stream.write_all(&encode(value)?).map_err(gone)
+}
+
+/// Why an exchange has failed.
+fn gone(e: std::io::Error) -> Error {
+    match e.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             Error::new(Code::TimedOut, "cannot ask the pool's daemon").why("it does not answer")
         }
@@ -71,8 +90,11 @@ pub(crate) fn ask<T: DeserializeOwned>(
             Error::new(Code::PoolGone, "cannot ask the pool's daemon").why("it ended")
         }
         _ => Error::io("cannot ask the pool's daemon", &e),
-    };
-    stream.write_all(&encode(value)?).map_err(gone)?;
+    }
+}
+
+/// Waits for the answer to what was sent.
+pub(crate) fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> Result<T> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).map_err(gone)?;
     if let Ok(Header { kind: KIND_ERROR, len }) = Header::decode(&header) {
@@ -108,9 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn take_of_what_is_not_ours_or_too_long_is_refused() {
+    fn take_of_what_is_not_ours_or_too_long_or_of_another_version_is_refused() {
         let mut http = b"GET / HTTP/1.1\r\n".to_vec();
         assert_eq!(take::<String>(&mut http).unwrap_err().code, Code::Malformed);
+        let mut other_version = encode(&"text").unwrap();
+        other_version[3] -= 1;
+        let e = take::<String>(&mut other_version).unwrap_err();
+        assert!(e.code == Code::NotSupported && e.why.contains("different versions"), "{e}");
         let mut long = Header { kind: KIND_CONTROL, len: u32::MAX }.encode().to_vec();
         assert_eq!(take::<String>(&mut long).unwrap_err().code, Code::Malformed);
         let mut not_json = Header { kind: KIND_CONTROL, len: 1 }.encode().to_vec();

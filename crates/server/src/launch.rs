@@ -5,14 +5,16 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_data::Medium;
+use forebay_sys::process::Stat;
 use forebay_types::{Code, Error, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 
 use crate::bundle::Bundle;
@@ -21,7 +23,7 @@ use crate::directory::{PoolDirectory, LOG_FILE, SOCKET_FILE};
 use crate::identity::PoolIdentity;
 use crate::media_profile::MediaProfile;
 use crate::pool_place::sweep;
-use crate::protocol::{Ask, Stopped};
+use crate::protocol::{Ask, Reply, Stopped};
 use crate::target;
 use forebay_tasks::Failure;
 
@@ -29,6 +31,9 @@ use forebay_tasks::Failure;
 const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// A worker whose supervisor was killed ends within this time.
 const WORKER_END: Duration = Duration::from_secs(5);
+/// How long a process may have a pool and accept no connection while the pool is starting or stopping: to free the memory
+/// of a large pool takes long.
+const CHANGE_GRACE: Duration = Duration::from_secs(30);
 /// The polling interval for changes that no event reports.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Environment variables of the starter that the daemon must not inherit.
@@ -234,19 +239,34 @@ fn receive_report(mut reader: std::io::PipeReader, options: &UpOptions) -> Resul
 
 /// How to stop a pool.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DownOptions {
+pub struct DownOptions<'a> {
     /// Keep the data of a mounted tmpfs for the next `up`.
     pub keep: bool,
     /// Stop the pool although programs use it.
     pub force: bool,
-    /// What [`ensure_unused`] returned. If a program has used the pool since, it is not stopped: [`Code::Stale`].
+    /// What [`ensure_unused`] returned. If a program has used the pool since, it is not stopped: [`Attempt::Used`].
     pub uses: Option<u64>,
-    /// A daemon that does not answer is not killed: [`Code::TimedOut`].
+    /// A daemon that does not answer is not killed: the error is [`unanswered`].
     pub spares: bool,
+    /// Once it can be read, nothing is waited for, and the pool is not told to stop if it was not yet.
+    pub interrupt: Option<BorrowedFd<'a>>,
 }
 
-/// Fails if programs use the pool in `path`, and takes its mount away. Returns a number by which [`down`] notices that a
-/// program has used the pool since.
+/// What an attempt to stop a pool has come to.
+#[derive(Clone, Debug)]
+pub enum Attempt {
+    /// The pool is down, and none of its processes is left.
+    Stopped(Stopped),
+    /// The pool is up, as a program has used it meanwhile. Its mount may have been taken away.
+    Used,
+    /// The pool is up, as the attempt was interrupted. Its mount may have been taken away.
+    Interrupted,
+    /// The pool was told to stop, and its end is not waited for, as the attempt was interrupted.
+    Stopping,
+}
+
+/// Fails if programs use the pool in `path`, and takes its mount away. Returns a number by which [`try_down`] notices that
+/// a program has used the pool since.
 pub fn ensure_unused(path: &Path) -> Result<u64> {
     let dir = PoolDirectory::open(path)?;
     let mut connection = control::Supervisor::connect(&dir)?;
@@ -267,52 +287,157 @@ fn ensure_unused_by(
 }
 
 /// Stops the pool in `path`, or removes the remains of a killed one. Returns when none of its processes is left.
-/// [`Code::NotFound`] when there is no pool.
-pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
+/// [`Code::NotFound`] when there is no pool; [`Code::Busy`] when a program has begun to use it meanwhile.
+pub fn down(path: &Path, options: DownOptions<'_>) -> Result<Stopped> {
+    let why = match try_down(path, options)? {
+        Attempt::Stopped(stopped) => return Ok(stopped),
+        Attempt::Used => "a program has used it meanwhile",
+        Attempt::Interrupted | Attempt::Stopping => "that was interrupted",
+    };
+    Err(Error::new(Code::Busy, format!("cannot stop pool {}", path.display())).why(why).cure("try again"))
+}
+
+/// As [`down`], but also returns when the pool is not stopped, or its end is not waited for.
+pub fn try_down(path: &Path, options: DownOptions<'_>) -> Result<Attempt> {
     let dir = PoolDirectory::open(path)?;
     let identity = match PoolIdentity::read(&dir) {
         Ok(Some(identity)) => identity,
         // A supervisor that died before it wrote the pool's identity leaves only a lock.
-        Ok(None) if dir.is_locked() => {
+        Ok(None) if dir.is_locked()? => {
             return Err(dir.not_up().why("it is starting or stopping").cure("try again"))
         }
         Ok(None) => return Err(dir.not_up().why("there is no pool in that directory")),
         Err(e) => return Err(e),
     };
-    let kill = || match options.spares {
-        true => Err(Error::new(Code::TimedOut, format!("cannot stop pool {}", path.display()))
-            .why("its daemon does not answer, and may have data that its backing store does not have")
-            .cure("try again; `forebay down --discard` kills it with its data")),
-        false => kill(&dir, &identity, options.keep),
+    let mut connection = match reach(&dir, options.interrupt)? {
+        Reached::Served(connection) => connection,
+        Reached::Free => return swept(dir, options.keep).map(Attempt::Stopped),
+        Reached::Stuck => return kill(&dir, &identity, options),
+        Reached::Interrupted => return Ok(Attempt::Interrupted),
     };
-    let Ok(mut connection) = control::Supervisor::connect(&dir) else {
-        if dir.is_locked() {
-            return kill();
-        }
-        return sweep(dir, options.keep);
+    let status = match connection.status() {
+        Ok(status) => status,
+        // The supervisor never blocks, so it is stopped or stuck.
+        Err(e) if e.code == Code::TimedOut => return kill(&dir, &identity, options),
+        Err(e) if e.code == Code::PoolGone => return after_its_end(dir, e, options),
+        // It lives, and refuses: it has no descriptor for one more connection, or is of another version.
+        Err(e) => return Err(e),
     };
-    let uses = match connection.status() {
-        // Before the mount is taken away.
-        Ok(status) if options.uses.is_some_and(|uses| Some(uses) != status["uses"].as_u64()) => {
-            return Err(Error::new(Code::Stale, format!("cannot stop pool {}", path.display()))
-                .why("a program has used it meanwhile"))
-        }
-        Ok(status) if !options.force => {
-            let uses = ensure_unused_by(&mut connection, &status, &dir)?;
-            Some(options.uses.unwrap_or(uses))
-        }
-        Ok(_) => None,
-        Err(_) => return kill(), // the supervisor never blocks, so it is stopped or stuck
+    let uses = if status["state"] == "stopping" {
+        None // this waits for its end
+    } else if options.uses.is_some_and(|uses| Some(uses) != status["uses"].as_u64()) {
+        return Ok(Attempt::Used); // before the mount is taken away
+    } else if options.force {
+        None
+    } else {
+        let uses = ensure_unused_by(&mut connection, &status, &dir)?;
+        Some(options.uses.unwrap_or(uses))
     };
-    match connection.ask(&Ask::Down { keep: options.keep, uses }, Some(DOWN_TIMEOUT)) {
-        Ok(crate::protocol::Reply::Stopped(stopped)) => {
-            wait_until_unlocked(&dir, DOWN_TIMEOUT);
-            Ok(stopped)
-        }
-        Ok(crate::protocol::Reply::Failed(failure)) => Err(failure.into()),
-        Ok(_) => Err(Error::new(Code::Malformed, "the supervisor sent an unexpected reply")),
-        Err(_) => kill(),
+    if waits_in_vain(options.interrupt, Duration::ZERO) {
+        return Ok(Attempt::Interrupted);
     }
+    let ask = Ask::Down { keep: options.keep, uses };
+    match connection.ask_until(&ask, DOWN_TIMEOUT, options.interrupt) {
+        Ok(Some(Reply::Stopped(stopped))) => {
+            wait_until_unlocked(&dir, DOWN_TIMEOUT, options.interrupt);
+            Ok(Attempt::Stopped(stopped))
+        }
+        Ok(Some(Reply::Used)) => Ok(Attempt::Used),
+        Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
+        Ok(Some(_)) => Err(Error::new(Code::Malformed, "the supervisor sent an unexpected reply")),
+        // It takes requests in the order in which they come, so it has seen that one.
+        Ok(None) => match control::Supervisor::connect(&dir).and_then(|mut again| again.status()) {
+            Ok(status) if status["state"] != "stopping" => Ok(Attempt::Interrupted),
+            _ => Ok(Attempt::Stopping),
+        },
+        Err(e) if e.code == Code::TimedOut => kill(&dir, &identity, options),
+        Err(e) if e.code == Code::PoolGone => after_its_end(dir, e, options),
+        Err(e) => Err(e),
+    }
+}
+
+/// A pool's supervisor, or why there is none.
+enum Reached {
+    Served(control::Supervisor),
+    /// No process has the pool.
+    Free,
+    /// A process has the pool, and has accepted no connection for a long time.
+    Stuck,
+    Interrupted,
+}
+
+/// Connects to a pool's supervisor. Waits while the pool is starting or stopping.
+fn reach(dir: &PoolDirectory, interrupt: Option<BorrowedFd<'_>>) -> Result<Reached> {
+    let end = Instant::now() + CHANGE_GRACE;
+    loop {
+        match control::Supervisor::connect(dir) {
+            Ok(connection) => return Ok(Reached::Served(connection)),
+            Err(e) if e.code == Code::NotFound => {}
+            // This process lacks a permission or a resource, which says nothing about the pool.
+            Err(e) => return Err(e),
+        }
+        if !dir.is_locked()? {
+            return Ok(Reached::Free);
+        }
+        if Instant::now() >= end {
+            return Ok(Reached::Stuck);
+        }
+        if waits_in_vain(interrupt, LOOK_AGAIN) {
+            return Ok(Reached::Interrupted);
+        }
+    }
+}
+
+/// The supervisor has closed the connection: it has ended, or was killed, or does not serve this process.
+fn after_its_end(dir: PoolDirectory, e: Error, options: DownOptions<'_>) -> Result<Attempt> {
+    if !wait_until_unlocked(&dir, WORKER_END, options.interrupt) {
+        return Err(e.cure(format!("see {}", dir.file(LOG_FILE).display())));
+    }
+    if dir.file(SOCKET_FILE).exists() {
+        return swept(dir, options.keep).map(Attempt::Stopped);
+    }
+    // Another command has stopped it.
+    let data_kept = PoolIdentity::read(&dir).is_ok_and(|identity| identity.is_some());
+    Ok(Attempt::Stopped(Stopped { data_kept, killed: false }))
+}
+
+fn swept(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
+    let gone = dir.not_up().why("another command has just removed it");
+    sweep(dir, keep).map_err(|e| if e.code == Code::Stale { gone } else { e })
+}
+
+/// Waits for `period`, but no longer than until `interrupt` can be read: true then.
+fn waits_in_vain(interrupt: Option<BorrowedFd<'_>>, period: Duration) -> bool {
+    let Some(interrupt) = interrupt else {
+        std::thread::sleep(period);
+        return false;
+    };
+    let limit = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: period.subsec_nanos() as i64 };
+    poll(&mut [PollFd::new(&interrupt, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
+}
+
+/// The error for `what`, which is not done as the daemon of the pool in `path` does not answer, and may have data that the
+/// pool's backing store does not have.
+pub fn unanswered(path: &Path, what: String) -> Error {
+    let holder = PoolDirectory::open(path).ok().and_then(|dir| dir.lock_holder());
+    let state = holder.and_then(|pid| Stat::of(pid as u32).ok()).map(|stat| stat.state);
+    let (why, cure) = match (holder, state) {
+        (Some(pid), Some(b'T' | b't')) => (
+            format!("its daemon does not answer, because process {pid} is stopped"),
+            format!("`kill -CONT {pid}` lets it go on, and then try again"),
+        ),
+        (Some(pid), Some(b'D')) => (
+            format!("its daemon does not answer, because process {pid} is blocked in the kernel"),
+            format!("see /proc/{pid}/stack for what blocks it, and try again"),
+        ),
+        (Some(pid), Some(_)) => {
+            (format!("its daemon (process {pid}) does not answer"), "try again".to_owned())
+        }
+        _ => ("its daemon does not answer".to_owned(), "try again".to_owned()),
+    };
+    Error::new(Code::TimedOut, what)
+        .why(format!("{why}; it may have data that its backing store does not have"))
+        .cure(format!("{cure}; `forebay down --pool {} --discard` kills it with its data", path.display()))
 }
 
 /// True when a pool whose supervisor has ended was killed rather than stopped: the files that a supervisor removes at
@@ -322,10 +447,10 @@ pub fn was_killed(path: &Path) -> bool {
     loop {
         match PoolDirectory::open(path) {
             Ok(dir) if dir.file(SOCKET_FILE).exists() => match dir.is_locked() {
-                false => return true,
+                Ok(false) => return true,
                 // A new pool has started in the same directory.
-                true if Instant::now() >= end => return false,
-                true => std::thread::sleep(LOOK_AGAIN),
+                _ if Instant::now() >= end => return false,
+                _ => std::thread::sleep(LOOK_AGAIN),
             },
             _ => return false,
         }
@@ -361,7 +486,7 @@ pub fn presence(path: &Path) -> Result<Presence> {
         Err(e) if e.code == Code::NotFound => {}
         Err(e) => return Err(e),
     }
-    if dir.is_locked() {
+    if dir.is_locked()? {
         return Ok(Presence::Changing);
     }
     let Some(identity) = PoolIdentity::read(&dir)? else { return Ok(Presence::None) };
@@ -397,7 +522,9 @@ pub fn sweep_dead(base: &Path) {
 /// Removes the remains of the embedded pool in `path` if its supervisor was killed. Any other pool stays unchanged.
 pub fn sweep_if_dead(path: &Path) {
     let Ok(dir) = PoolDirectory::open(path) else { return };
-    if !dir.is_locked() && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded)) {
+    if dir.is_locked().is_ok_and(|locked| !locked)
+        && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded))
+    {
         let _ = sweep(dir, false);
     }
 }
@@ -427,12 +554,14 @@ fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()>
         .cure("wait for it, or stop the pool under it with --force"))
 }
 
-/// Kills a supervisor that does not answer, because it is stopped or stuck.
-fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stopped> {
+/// Kills a supervisor that does not answer, because it is stopped or stuck, unless it is to be spared.
+fn kill(dir: &PoolDirectory, identity: &PoolIdentity, options: DownOptions<'_>) -> Result<Attempt> {
+    let what = || format!("cannot stop pool {}", dir.path().display());
+    if options.spares {
+        return Err(unanswered(dir.path(), what()));
+    }
     let stuck = |why: &str| {
-        Error::new(Code::TimedOut, format!("cannot stop pool {}", dir.path().display()))
-            .why(why)
-            .cure(format!("see {}", dir.file(LOG_FILE).display()))
+        Error::new(Code::TimedOut, what()).why(why).cure(format!("see {}", dir.file(LOG_FILE).display()))
     };
     let pid = dir.lock_holder().and_then(rustix::process::Pid::from_raw);
     let Some(pid) = pid else { return Err(stuck("the process that holds its lock is unknown")) };
@@ -446,23 +575,26 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
             let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
         }
     }
-    if !wait_until_unlocked(dir, DOWN_TIMEOUT) {
+    if !wait_until_unlocked(dir, DOWN_TIMEOUT, options.interrupt) {
+        if waits_in_vain(options.interrupt, Duration::ZERO) {
+            return Ok(Attempt::Stopping);
+        }
         return Err(stuck("a process of it does not die"));
     }
     let dir = PoolDirectory::open(dir.path())?;
-    let mut stopped = sweep(dir, keep)?;
+    let mut stopped = swept(dir, options.keep)?;
     stopped.killed = true;
     stopped.data_kept &= identity.backing != crate::identity::Backing::Detached;
-    Ok(stopped)
+    Ok(Attempt::Stopped(stopped))
 }
 
-fn wait_until_unlocked(dir: &PoolDirectory, limit: Duration) -> bool {
+/// False if the lock is still held when the time is over or `interrupt` can be read.
+fn wait_until_unlocked(dir: &PoolDirectory, limit: Duration, interrupt: Option<BorrowedFd<'_>>) -> bool {
     let end = Instant::now() + limit;
-    while dir.is_locked() {
-        if Instant::now() >= end {
+    while !dir.is_locked().is_ok_and(|locked| !locked) {
+        if Instant::now() >= end || waits_in_vain(interrupt, LOOK_AGAIN) {
             return false;
         }
-        std::thread::sleep(LOOK_AGAIN);
     }
     true
 }

@@ -14,6 +14,16 @@ pub fn reset(signal: i32) {
     set_disposition(signal, libc::SIG_DFL);
 }
 
+/// True if this process ignores a signal: it was started so, by nohup(1) or by a shell in the background.
+pub fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: the call writes the whole action unless it fails, and only a written one is read.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
 fn set_disposition(signal: i32, disposition: libc::sighandler_t) {
     // SAFETY: sets a disposition; there is no handler.
     unsafe { libc::signal(signal, disposition) };
@@ -192,6 +202,9 @@ mod tests {
                     ignore(&[libc::SIGXCPU]);
                     if !ignored {
                         reset(libc::SIGXCPU);
+                    }
+                    if is_ignored(libc::SIGXCPU) != ignored {
+                        return Err(io::ErrorKind::Other.into());
                     }
                     Ok(())
                 })

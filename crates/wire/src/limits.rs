@@ -3,9 +3,11 @@
 use forebay_types::limits::{MESSAGE_BYTES_MAX, XATTR_VALUE_MAX};
 
 /// Oldest protocol version that this build supports.
-pub const PROTOCOL_MIN: u16 = 4;
-/// Newest protocol version that this build supports.
-pub const PROTOCOL_MAX: u16 = 4;
+pub const PROTOCOL_MIN: u16 = 5;
+/// Newest protocol version that this build supports. Version 5 has the requests of backing stores and volumes, pieces and
+/// lists of ranges in data requests, and attributes with their flags. `tests/conformance/tests/versions.rs` ties it to the
+/// requests.
+pub const PROTOCOL_MAX: u16 = 5;
 /// Bytes of an endpoint's address. The longest addresses of libfabric's network providers (psm3, efa, cxi) are under 64
 /// bytes, names of the shm provider 256.
 pub const ADDRESS_BYTES_MAX: usize = 256;

@@ -65,6 +65,10 @@ pub(crate) fn wait(
                 return Ok(stopped.map_or(Waited::TimedOut(task), Waited::Interrupted));
             }
             Err(e) if matches!(e.code, Code::PoolGone | Code::NotFound) && !is_forgotten(pool, id) => {
+                if let Some(signal) = stopped.or_else(|| stop_signal(signals)) {
+                    shown.end();
+                    return Ok(Waited::Interrupted(signal));
+                }
                 if lost.get_or_insert_with(Instant::now).elapsed() >= AGAIN_MAX {
                     return Err(e);
                 }

@@ -1,15 +1,18 @@
 //! `forebay down`.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use forebay_server::control::{self, MountOptions, Status};
+use forebay_server::control::{self, MountOptions, MountStatus, Status};
 use forebay_server::directory::PoolDirectory;
 use forebay_server::hosts_file::path_on;
-use forebay_server::launch::{self, DownOptions, Presence};
-use forebay_server::{Backing, PoolIdentity};
-use forebay_sys::signals::Signals;
+use forebay_server::launch::{self, Attempt, DownOptions, Presence};
+use forebay_server::{Backing, PoolIdentity, Stopped};
+use forebay_sys::signals::{is_ignored, Signals};
 use forebay_types::{Code, Error, Ino, Result, STORES_MARK};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde_json::json;
 
 use super::status;
@@ -23,6 +26,15 @@ use crate::{failure, hosts, pool, table};
 const ROUNDS_MAX: u32 = 5;
 /// How often a daemon that does not answer is asked when a signal ends it.
 const STATUS_ATTEMPTS: u32 = 4;
+/// How long a pool may be starting or stopping.
+const CHANGING_GRACE: Duration = Duration::from_secs(5);
+/// Signals that come within this time are one: launchers and service managers send several.
+const SAME_SIGNAL: Duration = Duration::from_millis(250);
+/// How long programs may take to end when a signal ends their pool: they have got it too, in most cases.
+const PROGRAMS_GRACE: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The signals that end this command.
+const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     if arguments.all {
@@ -32,190 +44,336 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         return down_hosts(list, named, arguments);
     }
     let dir = pool::directory(named)?;
-    // Read before the stop, as the daemon cannot answer afterwards. A dead pool has no status.
-    let before = control::status(&dir).ok();
-    let volumes = before.as_ref().map_or((0, 0), status::volumes);
-    if arguments.keep && !arguments.discard && volumes.0 > 0 {
-        return Err(Error::new(Code::Busy, format!("cannot stop pool {} and keep its data", dir.display()))
-            .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
-            .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
+    // A signal ends this command only where the pool is left as it was found, or stops by itself.
+    let wanted: Vec<i32> = SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
+    let signals = Signals::block(&wanted).map_err(|e| Error::io("cannot wait for signals", &e))?;
+    let mut ending = Ending::new(&dir, arguments, &signals);
+    match ending.run() {
+        Ok(Ended::Down(stopped)) => {
+            ending.print(&stopped);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Ended::Interrupted(signal)) => {
+            ending.mount_again();
+            let more = if ending.copies { ", and goes on copying (`forebay tasks`)" } else { "" };
+            note!("forebay: stopped: the pool is up{more}");
+            crate::death::die_of(signal)
+        }
+        Ok(Ended::Stopping(signal)) => {
+            let more = if ending.copies { ", and its stores have everything" } else { "" };
+            note!("forebay: stopped: the pool was told to stop{more}; it stops by itself");
+            crate::death::die_of(signal)
+        }
+        Err(e) => {
+            ending.mount_again();
+            Err(e)
+        }
     }
-    let mut drained = Drained::default();
-    let mut rounds = 0;
-    let (stopped, is_on_store) = loop {
-        let copied = match &before {
-            // An earlier round may have taken the mount away.
-            Some(status) => drain(&dir, status, arguments).inspect_err(|_| mount_again(&dir, status))?,
-            None => {
-                refuse_undrained(&dir, arguments)?;
-                Copied::default()
-            }
-        };
-        drained.files += copied.drained.files;
-        drained.bytes += copied.drained.bytes;
-        let spares = !arguments.discard && may_lose(&dir, arguments.keep);
-        let options = DownOptions { keep: arguments.keep, force: arguments.force, uses: copied.uses, spares };
-        rounds += 1;
-        match launch::down(&dir, options) {
-            Ok(stopped) => break (stopped, copied.is_on_store),
-            // A program may have written meanwhile.
-            Err(e) if e.code == Code::Stale && before.is_some() && rounds < ROUNDS_MAX => {
-                note!("forebay: a program has used the pool meanwhile: copying again");
-            }
-            Err(e) => {
-                before.iter().for_each(|status| mount_again(&dir, status));
-                return Err(e);
+}
+
+/// How the stop of a pool has ended.
+enum Ended {
+    Down(Stopped),
+    /// A signal came, and the pool is up.
+    Interrupted(i32),
+    /// A signal came, and the pool stops by itself.
+    Stopping(i32),
+}
+
+/// The stop of a pool.
+struct Ending<'a> {
+    dir: &'a Path,
+    arguments: &'a Down,
+    signals: &'a Signals,
+    /// What the pool was like at the beginning of the last round. None: its daemon did not answer.
+    before: Option<Status>,
+    /// The mount that may have been taken away.
+    mounts: Vec<MountStatus>,
+    /// Backing stores get what they lack.
+    copies: bool,
+    drained: Drained,
+    /// One store has all files.
+    is_on_store: bool,
+}
+
+impl<'a> Ending<'a> {
+    fn new(dir: &'a Path, arguments: &'a Down, signals: &'a Signals) -> Ending<'a> {
+        Ending {
+            dir,
+            arguments,
+            signals,
+            before: None,
+            mounts: Vec::new(),
+            copies: false,
+            drained: Drained::default(),
+            is_on_store: false,
+        }
+    }
+
+    /// Copies to backing stores what they lack, and stops the pool; again if a program uses it in between.
+    fn run(&mut self) -> Result<Ended> {
+        let Down { keep, force, .. } = *self.arguments;
+        for _ in 0..ROUNDS_MAX {
+            self.look()?;
+            let uses = match self.drain()? {
+                Drain::Over(uses) => uses,
+                Drain::Stopped(signal) => return Ok(Ended::Interrupted(signal)),
+            };
+            let spares = !self.arguments.discard && may_lose(self.dir, keep);
+            let interrupt = Some(self.signals.as_fd());
+            let options = DownOptions { keep, force, uses, spares, interrupt };
+            match launch::try_down(self.dir, options)? {
+                Attempt::Stopped(stopped) => return Ok(Ended::Down(stopped)),
+                Attempt::Used if self.copies => {
+                    note!("forebay: a program has used the pool meanwhile: copying again");
+                }
+                Attempt::Used => {}
+                Attempt::Interrupted => return Ok(Ended::Interrupted(self.signal())),
+                Attempt::Stopping => return Ok(Ended::Stopping(self.signal())),
             }
         }
-    };
-    let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
-    let bytes = before.as_ref().and_then(|s| s.used_bytes);
-    if arguments.json {
-        failure::print_json(&json!({
-            "pool": dir,
-            "was_up": before.is_some(),
-            "data_kept": stopped.data_kept,
-            "killed": stopped.killed,
-            "inodes": files,
-            "used_bytes": bytes,
-            "drained_files": drained.files,
-            "drained_bytes": drained.bytes,
-            "volume_bytes": volumes.1,
-        }));
-        return Ok(ExitCode::SUCCESS);
+        Err(Error::new(Code::Busy, format!("cannot stop pool {}", self.dir.display()))
+            .why("programs begin to use it again and again")
+            .cure("end what starts them and try again, or stop the pool under them with --force"))
     }
-    let state = match (&before, stopped.killed) {
-        (_, true) => "did not answer and was killed",
-        (Some(_), false) => "is down",
-        (None, false) => "was not up: what it had left is cleared away",
-    };
-    let mut text = String::new();
-    if drained.files > 0 {
-        let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
-        text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
+
+    /// Which signal has come.
+    fn signal(&self) -> i32 {
+        self.signals.next().map_or(libc::SIGTERM, |received| received.signal)
     }
-    let fate = fate(before.as_ref(), stopped.data_kept, is_on_store, volumes.1);
-    text.push_str(&format!("pool {} {state}{fate}\n", dir.display()));
-    if arguments.keep && !stopped.data_kept {
-        text.push_str("  note: it had no memory of its own that could be kept\n");
+
+    /// Reads what the pool is like. The daemon cannot answer after the stop. A dead pool has no status.
+    fn look(&mut self) -> Result<()> {
+        self.before = match control::status(self.dir) {
+            Ok(status) => Some(status),
+            Err(e) if matches!(e.code, Code::NotFound | Code::TimedOut | Code::PoolGone) => None,
+            Err(e) => return Err(e),
+        };
+        let Some(status) = &self.before else { return Ok(()) };
+        if !status.mounts.is_empty() {
+            self.mounts.clone_from(&status.mounts);
+        }
+        let volumes = status::volumes(status);
+        if self.arguments.keep && !self.arguments.discard && volumes.0 > 0 {
+            return Err(Error::new(
+                Code::Busy,
+                format!("cannot stop pool {} and keep its data", self.dir.display()),
+            )
+            .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
+            .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
+        }
+        Ok(())
     }
-    failure::put(text);
-    Ok(ExitCode::SUCCESS)
+
+    /// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
+    fn drain(&mut self) -> Result<Drain> {
+        let Down { force, discard, keep, .. } = *self.arguments;
+        let Some(status) = &self.before else {
+            return refuse_undrained(self.dir, self.arguments).map(|()| Drain::Over(None));
+        };
+        let keeps = keep && status.backing != "detached";
+        self.copies = status.mover.is_some() && !discard && !keeps && status.state != STOPPING;
+        if status.mover.is_none() && !discard && !keeps && !force && status.state != STOPPING {
+            // If the pool gets a store by then, there is something to copy.
+            return Ok(Drain::Over(Some(status.uses)));
+        }
+        if !self.copies {
+            return Ok(Drain::Over(None));
+        }
+        // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have
+        // ended when the pool is to be stopped: what it wrote would be lost, so this is the end.
+        let uses = if force { None } else { Some(launch::ensure_unused(self.dir)?) };
+        let style = Style::of_stderr(!self.arguments.no_progress && !self.arguments.json);
+        let pool = pool::attach(self.dir)?;
+        let drained = backing::drain_until_stopped(self.dir, pool, None, style, self.signals)?;
+        self.drained.files += drained.files;
+        self.drained.bytes += drained.bytes;
+        if let Some(signal) = drained.stopped_by {
+            return Ok(Drain::Stopped(signal));
+        }
+        let lacking = backing::would_lose(self.dir, pool, None)?;
+        if !lacking.is_nothing() {
+            let (what, path) = (format!("cannot stop pool {}", self.dir.display()), self.dir.display());
+            return Err(drained.refusal(what, lacking, &format!("down --pool {path} --discard")));
+        }
+        let settings = backing::settings_of(pool, Ino::ROOT);
+        self.is_on_store = !force && settings.is_some_and(|settings| settings.is_all_written());
+        Ok(Drain::Over(uses))
+    }
+
+    /// Mounts a pool that stays up where it was mounted before.
+    fn mount_again(&self) {
+        mount_again(self.dir, &self.mounts);
+    }
+
+    fn print(&self, stopped: &Stopped) {
+        let (arguments, before, drained) = (self.arguments, self.before.as_ref(), &self.drained);
+        let volumes = before.map_or((0, 0), status::volumes);
+        let files = before.and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
+        if arguments.json {
+            return failure::print_json(&json!({
+                "pool": self.dir,
+                "was_up": before.is_some(),
+                "data_kept": stopped.data_kept,
+                "killed": stopped.killed,
+                "inodes": files,
+                "used_bytes": before.and_then(|s| s.used_bytes),
+                "drained_files": drained.files,
+                "drained_bytes": drained.bytes,
+                "volume_bytes": volumes.1,
+            }));
+        }
+        let state = match (before, stopped.killed) {
+            (_, true) => "did not answer and was killed",
+            (Some(status), false) if status.state == STOPPING => "was stopping already, and is down",
+            (Some(_), false) => "is down",
+            (None, false) => "was not up: what it had left is cleared away",
+        };
+        let mut text = String::new();
+        if drained.files > 0 {
+            let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
+            text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
+        }
+        let path = self.dir.display();
+        let fate = fate(before, stopped.data_kept, self.is_on_store, volumes.1);
+        text.push_str(&format!("pool {path} {state}{fate}\n"));
+        if arguments.keep && !stopped.data_kept {
+            text.push_str("  note: it had no memory of its own that could be kept\n");
+        }
+        if before.is_none() && stopped.data_kept && self.dir.join(STORES_MARK).exists() {
+            text.push_str(&format!(
+                "  note: its backing store may lack some of its data: `forebay up --path {path}` starts it with them, and \
+                 `forebay down` then copies them\n"
+            ));
+        }
+        failure::put(text);
+    }
 }
+
+/// How the copy before a stop has ended.
+enum Drain {
+    /// Nothing is left to copy. With it: see [`DownOptions::uses`].
+    Over(Option<u64>),
+    /// A signal came.
+    Stopped(i32),
+}
+
+/// The state of a pool that was told to stop.
+const STOPPING: &str = "stopping";
 
 /// True for a pool that a kill would lose data of which its backing store may lack some.
 fn may_lose(dir: &Path, keep: bool) -> bool {
     let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
-    let is_kept = |identity: &PoolIdentity| !identity.embedded && identity.backing != Backing::Detached;
-    dir.join(STORES_MARK).exists() && !(keep && matches!(&identity, Ok(Some(identity)) if is_kept(identity)))
-}
-
-/// What was copied before a pool is stopped.
-#[derive(Default)]
-struct Copied {
-    drained: Drained,
-    /// One store has all files.
-    is_on_store: bool,
-    /// See [`DownOptions::uses`].
-    uses: Option<u64>,
-}
-
-/// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
-fn drain(dir: &Path, status: &Status, arguments: &Down) -> Result<Copied> {
-    let keeps = arguments.keep && status.backing != "detached";
-    if status.mover.is_none() || arguments.discard || keeps {
-        return Ok(Copied::default());
-    }
-    // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have ended
-    // when the pool is to be stopped: what it wrote would be lost, so this is the end.
-    let uses = if arguments.force { None } else { Some(launch::ensure_unused(dir)?) };
-    let style = Style::of_stderr(!arguments.no_progress && !arguments.json);
-    let copied = copy(dir, style, !arguments.force);
-    if !arguments.force && !matches!(copied, Ok(Copied { drained: Drained { stopped_by: None, .. }, .. })) {
-        mount_again(dir, status);
-    }
-    let copied = copied?;
-    if let Some(signal) = copied.drained.stopped_by {
-        note!("forebay: stopped: the pool is up, and goes on copying (`forebay tasks`)");
-        crate::death::die_of(signal);
-    }
-    Ok(Copied { uses, ..copied })
-}
-
-/// Copies until stores have everything or a signal comes. Fails if they still lack something.
-fn copy(dir: &Path, style: Style, is_unused: bool) -> Result<Copied> {
-    let pool = pool::attach(dir)?;
-    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
-        .map_err(|e| Error::io("cannot wait for signals", &e))?;
-    let drained = backing::drain_until_stopped(dir, pool, None, style, &signals)?;
-    if drained.stopped_by.is_some() {
-        return Ok(Copied { drained, ..Copied::default() });
-    }
-    let lacking = backing::would_lose(dir, pool, None)?;
-    if lacking.is_nothing() {
-        let settings = backing::settings_of(pool, Ino::ROOT);
-        let is_on_store = is_unused && settings.is_some_and(|settings| settings.is_all_written());
-        return Ok(Copied { drained, is_on_store, uses: None });
-    }
-    let what = format!("cannot stop pool {}", dir.display());
-    let path = dir.display();
-    Err(drained.refusal(what, lacking, &format!("down --pool {path} --discard")))
+    let is_kept = |identity: &PoolIdentity| {
+        !identity.embedded
+            && match identity.backing {
+                Backing::Directory => true,
+                Backing::Tmpfs => keep,
+                Backing::Detached => false,
+            }
+    };
+    dir.join(STORES_MARK).exists() && !matches!(&identity, Ok(Some(identity)) if is_kept(identity))
 }
 
 /// Mounts a pool that stays up where it was mounted before.
-fn mount_again(dir: &Path, before: &Status) {
-    let Ok(now) = control::status(dir) else { return };
+fn mount_again(dir: &Path, mounts: &[MountStatus]) {
+    if mounts.is_empty() {
+        return;
+    }
+    let now = match control::status(dir) {
+        Ok(now) if now.state != STOPPING => now,
+        _ => return,
+    };
     let is_mounted = |at: &str| now.mounts.iter().any(|mount| mount.at == at);
-    for mount in before.mounts.iter().filter(|mount| !is_mounted(&mount.at)) {
+    for mount in mounts.iter().filter(|mount| !is_mounted(&mount.at)) {
         let (allow_other, no_passthrough) = (mount.allow_other, mount.no_passthrough);
-        if let Err(e) =
-            control::mount(dir, Path::new(&mount.at), MountOptions { allow_other, no_passthrough })
-        {
-            failure::say(&e);
+        let at = Path::new(&mount.at);
+        if let Err(e) = control::mount(dir, at, MountOptions { allow_other, no_passthrough }) {
+            let cure = format!("`forebay mount --pool {} {}` mounts the pool again", dir.display(), mount.at);
+            failure::say(&e.cure(cure));
         }
     }
 }
 
-/// Stops a pool because `forebay up --foreground` got a signal, also under programs. What backing stores lack is copied
-/// first; a further signal ends that. If they still lack something, the pool's data are kept for the next `up`, or, where
-/// that is not possible, the pool stays up.
+/// Stops a pool because `forebay up --foreground` got a signal. What backing stores lack is copied first, while the programs
+/// that use the pool end; a further signal ends that. If stores still lack something, or programs use the pool to the end,
+/// the pool's data are kept for the next `up`, or, where that is not possible, the pool stays up. A pool without a store is
+/// stopped under its programs.
 pub(super) fn by_signal(dir: &Path, signals: &Signals) -> Result<ExitCode> {
     let stop = |keep| {
         let spares = may_lose(dir, keep);
-        launch::down(dir, DownOptions { keep, force: true, uses: None, spares })
+        launch::down(dir, DownOptions { keep, force: true, spares, ..DownOptions::default() })
     };
+    let path = dir.display();
     // On a busy node the daemon may answer late.
     let answer = (0..STATUS_ATTEMPTS).find_map(|_| control::status(dir).ok());
     let Some(status) = answer else {
         let has_stores = dir.join(STORES_MARK).exists();
         if has_stores && may_lose(dir, true) {
-            return Err(Error::new(Code::Busy, format!("cannot stop pool {}", dir.display()))
-                .why("its daemon does not answer, and may have data that its backing store does not have")
-                .cure(format!("`forebay down --pool {}` ends it", dir.display())));
+            return Err(launch::unanswered(dir, format!("cannot stop pool {path}")));
         }
         return stop(has_stores).map(|_| ExitCode::SUCCESS);
     };
     if status.mover.is_none() {
         return stop(false).map(|_| ExitCode::SUCCESS);
     }
-    let drained = pool::attach(dir).and_then(|pool| {
-        let drained = backing::drain_until_stopped(dir, pool, None, Style::Messages, signals)?;
-        Ok((drained, backing::would_lose(dir, pool, None)?))
-    });
-    let path = dir.display();
-    let what = format!("cannot copy everything to the backing store of pool {path}");
-    let e = match drained {
-        Ok((_, lacking)) if lacking.is_nothing() => return stop(false).map(|_| ExitCode::SUCCESS),
-        Ok((drained, lacking)) => drained.refusal(what, lacking, &format!("down --pool {path} --discard")),
+    std::thread::sleep(SAME_SIGNAL);
+    while signals.next().is_some() {}
+    let e = match copy_and_stop(dir, signals) {
+        Ok(()) => return Ok(ExitCode::SUCCESS),
         Err(e) => e,
     };
     if status.backing == "detached" {
+        mount_again(dir, &status.mounts);
         note!("forebay: the pool stays up, and goes on copying: `forebay down --pool {path}` ends it");
         return Err(e);
     }
     stop(true)?;
     note!("forebay: the data are kept: `forebay up --path {path}` starts the pool with them");
     Err(e)
+}
+
+/// Copies what backing stores lack and stops the pool, once no program uses it. Fails if they still lack something, if
+/// programs use the pool for too long, or if a signal comes.
+fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
+    let path = dir.display();
+    let what = || format!("cannot copy everything to the backing store of pool {path}");
+    let end = Instant::now() + PROGRAMS_GRACE;
+    let pool = pool::attach(dir)?;
+    loop {
+        // By the mount, too, programs could write after the copy.
+        let uses = match launch::ensure_unused(dir) {
+            Err(e) if e.code == Code::Busy => None,
+            uses => Some(uses?),
+        };
+        let drained = backing::drain_until_stopped(dir, pool, None, Style::Messages, signals)?;
+        let is_last = drained.stopped_by.is_some() || Instant::now() >= end;
+        let lacking = backing::would_lose(dir, pool, None)?;
+        if !lacking.is_nothing() && (uses.is_some() || is_last) {
+            return Err(drained.refusal(what(), lacking, &format!("down --pool {path} --discard")));
+        }
+        if uses.is_some() {
+            let options = DownOptions { uses, spares: may_lose(dir, false), ..DownOptions::default() };
+            match launch::try_down(dir, options) {
+                Ok(Attempt::Stopped(_)) => return Ok(()),
+                Ok(_) => {} // a program has used it meanwhile
+                Err(e) if e.code == Code::Busy => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if is_last || has_signal(signals, LOOK_AGAIN) {
+            return Err(Error::new(Code::Busy, what())
+                .why("programs use it to the end, and may still write")
+                .cure("end them before the pool"));
+        }
+    }
+}
+
+/// True once a signal comes, which is taken; false if none has come within `period`.
+fn has_signal(signals: &Signals, period: Duration) -> bool {
+    let limit = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: period.subsec_nanos().into() };
+    let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&limit));
+    signals.next().is_some()
 }
 
 /// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not
@@ -225,14 +383,12 @@ fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
         return Ok(());
     }
     let identity = PoolDirectory::open(dir).and_then(|dir| PoolIdentity::read(&dir));
-    let goes = |kinds: &[Backing]| matches!(&identity, Ok(Some(identity)) if identity.embedded || kinds.contains(&identity.backing));
+    let is_in_memory = matches!(&identity, Ok(Some(i)) if i.embedded || i.backing == Backing::Tmpfs);
     let path = dir.display();
-    match launch::presence(dir) {
-        Ok(Presence::Down { has_data: true, .. }) if goes(&[Backing::Tmpfs]) => {}
-        Ok(Presence::Up | Presence::Changing) | Err(_) if goes(&[Backing::Tmpfs, Backing::Detached]) => {
-            return Err(Error::new(Code::Busy, format!("cannot stop pool {path}"))
-                .why("its daemon does not answer, and may have data that its backing store does not have")
-                .cure(format!("try again; `forebay down --pool {path} --discard` kills it with its data")));
+    match launch::settled_presence(dir, CHANGING_GRACE)? {
+        Presence::Down { has_data: true, .. } if is_in_memory => {}
+        Presence::Up | Presence::Changing => {
+            return Err(launch::unanswered(dir, format!("cannot stop pool {path}")))
         }
         _ => return Ok(()),
     }

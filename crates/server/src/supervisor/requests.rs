@@ -171,18 +171,17 @@ impl Supervisor {
             }
             Ask::StartMover => return self.mover.start(&self.pool.dir, id),
             Ask::Down { uses: Some(uses), .. } if uses != self.uses() || self.members.count() > 0 => {
-                let used =
-                    Error::new(Code::Stale, "cannot stop the pool").why("a program has used it meanwhile");
-                return self.send(id, &Reply::failed(&used));
+                return self.send(id, &Reply::Used);
             }
             Ask::Down { keep, .. } => return self.begin_stop(keep, Some(id)),
         };
         self.answer(answers);
     }
 
-    /// How often programs could begin to use the pool: its members and mounts so far.
+    /// How often programs could begin to use the pool: its members and mounts so far. A first backing store counts too:
+    /// what was there before it has nothing to copy.
     fn uses(&self) -> u64 {
-        self.members.ever() + self.mounts
+        self.members.ever() + self.mounts + u64::from(self.mover.is_wanted())
     }
 
     fn status(&self) -> serde_json::Value {

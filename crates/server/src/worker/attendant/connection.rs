@@ -97,7 +97,12 @@ impl Connection<'_> {
                 Err(Code::PoolGone) => return Ok(()),
                 other => other?,
             }
-            let header = Header::decode(&header)?;
+            let header = match Header::decode(&header) {
+                Err(Code::NotSupported) => {
+                    return self.refuse(Code::NotSupported, "program and daemon are of different versions");
+                }
+                header => header?,
+            };
             if header.len > BODY_BYTES_MAX {
                 return self.refuse(Code::TooBig, "the request is too long");
             }
@@ -256,11 +261,14 @@ impl Connection<'_> {
         let (send, receive) = mpsc::channel();
         match self.ask_shard(Message::OpenPiece(piece, writes == 1, user, send), &receive)? {
             Ok(opened) => {
-                let mut message = Header { kind: KIND_PIECE, len: 8 }.encode().to_vec();
-                message.extend(opened.bytes.to_le_bytes());
+                let (header, bytes) = (Header { kind: KIND_PIECE, len: 8 }.encode(), opened.bytes);
                 let mut fds = vec![opened.piece.as_raw_fd(), opened.life.as_raw_fd()];
                 fds.extend(opened.head.as_ref().map(AsRawFd::as_raw_fd));
-                send_fds(self.socket.as_fd(), &message, &fds)
+                send_fds(self.socket.as_fd(), &header, &fds)?;
+                // The volume counts as open as long as this descriptor exists, and the process may have closed its own as
+                // soon as it has the whole answer.
+                drop(opened);
+                write_all(self.socket.as_fd(), &bytes.to_le_bytes())
             }
             Err(code) => self.refuse(code, "cannot open a piece of a volume"),
         }
