@@ -42,7 +42,7 @@ fn beside(bed: &Bed, name: &str) -> Vec<String> {
 }
 
 pub(crate) fn wait_conflicts(bed: &Bed, count: u64) {
-    bed.wait("the conflicts are reported", || bed.status()["mover"]["conflicts"] == count);
+    bed.wait("the conflicts are reported", || bed.sums()["conflicts"] == count);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn file_that_is_renamed_while_another_program_changes_it_is_in_the_store_twice()
     bed.sh("test ! -e /forebay/s/a");
     assert_eq!(bed.pool_verb(&["refresh", "/s"]).status.code(), Some(0));
     assert_eq!(bed.sh("cat /forebay/s/a /forebay/s/renamed"), format!("{THEIRS}a\n"));
-    assert_eq!(bed.status()["mover"]["conflicts"], 0);
+    assert_eq!(bed.sums()["conflicts"], 0);
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn released_files_that_change_places_while_another_program_changes_one_take_the_
 fn file_that_gets_another_name_while_another_program_changes_it_is_copied_under_that_name() {
     let bed = bed();
     meet(&bed, "ln a second", &format!("printf '{THEIRS}' > a"));
-    bed.wait("the second name is in the store", || stored(&bed, "second").is_some());
-    assert_eq!(stored(&bed, "second").as_deref(), Some("a\n"), "{}", bed.log());
+    // The mover may link it to the other program's version first, which it then finds out.
+    bed.wait("the second name is in the store", || stored(&bed, "second").as_deref() == Some("a\n"));
     assert_eq!(stored(&bed, "a").as_deref(), Some(THEIRS));
 }
 

@@ -79,7 +79,7 @@ fn name_that_another_program_replaces_leaves_the_file_and_the_others_keep_it() {
         bed.sh(&format!("echo mine >> /forebay/s/{other}"));
         bed.wait_drained();
         assert_eq!(bed.sh(&format!("cat $S/{name} $S/{other}")), "theirs\nold\nmine\n", "{}", bed.log());
-        assert_eq!(bed.status()["mover"]["conflicts"], 0);
+        assert_eq!(bed.sums()["conflicts"], 0);
     }
 }
 
@@ -116,7 +116,7 @@ fn file_that_another_program_writes_in_place_has_the_new_data_under_all_names() 
     assert_eq!(bed.sh("cat /forebay/s/d/b /forebay/s/a"), "old\ntheirs\nold\ntheirs\n", "{}", bed.log());
     bed.wait_drained();
     assert_linked(&bed);
-    assert_eq!(bed.status()["mover"]["conflicts"], 0);
+    assert_eq!(bed.sums()["conflicts"], 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn file_that_is_replaced_in_the_store_under_one_name_and_written_in_the_pool_is_
     let bed = bed();
     bed.sh("ls -R /forebay/s; cat /forebay/s/a");
     bed.sh("printf 'theirs\\n' > $S/new; mv $S/new $S/a; echo mine >> /forebay/s/d/b");
-    bed.wait("the conflict is reported", || bed.status()["mover"]["conflicts"] == 1);
+    bed.wait("the conflict is reported", || bed.sums()["conflicts"] == 1);
     bed.wait("the other name has the pool's data", || bed.sh("cat $S/d/b") == "old\nmine\n");
     assert_eq!(bed.sh("cat $S/a"), "theirs\n");
     let done = bed.pool_verb(&["resolve", "/s/a", "--keep", "pool"]);

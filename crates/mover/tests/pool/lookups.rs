@@ -68,7 +68,7 @@ fn name_is_looked_up_alone_and_its_directory_stays_unlisted() {
     assert_eq!(bed.sh("ls /forebay/s/e; cat /forebay/s/e/n7"), "n6\nn7\nn9\nx\n");
     assert!(bed.is_listed("/s/d") && bed.is_listed("/s/e"));
     bed.wait_drained();
-    assert_eq!(bed.status()["mover"]["conflicts"], 0, "{}", bed.log());
+    assert_eq!(bed.sums()["conflicts"], 0, "{}", bed.log());
 }
 
 #[test]
