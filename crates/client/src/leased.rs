@@ -6,15 +6,16 @@
 //! allocates, except where it says so. Tests: `crates/cli/tests/spread.rs`, the tests of `crates/mover`.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_data::BackingName;
 use forebay_types::limits::STRIPES_MAX;
-use forebay_types::{node_of, Code, Entry, Layout, NodeId};
+use forebay_types::{node_of, Code, Entry, Ino, Layout, NodeId};
 
 use crate::errno;
-use crate::open::{close, open_at, BACKING_MODE};
+use crate::open::{open_at, BACKING_MODE};
 use crate::pool::Pool;
+use crate::stat::stat_at;
 
 /// The fcntl(2) command that sets the signal for a broken lease. The libc crate lacks it.
 const F_SETSIG: libc::c_int = 10;
@@ -124,32 +125,58 @@ pub fn has_name(file: BorrowedFd<'_>) -> Result<bool, Code> {
     }
 }
 
-/// Unlinks a backing file that a release or a restore has left. `is_left` looks whether it is that, while no process has it
-/// open and none can open it. A release, which may be taken back, has it open until it ends, and a restore opens first
-/// what is there.
-///
-/// # Errors
-/// [`Code::Busy`] or [`Code::Io`] if a process has it open; those of the calls.
-pub fn remove_left(
-    directory: BorrowedFd<'_>,
-    name: &CStr,
-    is_left: impl FnOnce() -> bool,
-) -> Result<(), Code> {
-    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: the descriptor is new and ours.
-    let file = unsafe { OwnedFd::from_raw_fd(open_at(directory.as_raw_fd(), name, flags)?) };
-    lease(file.as_raw_fd(), LeaseKind::Write)?;
-    // A restore that began before the lease may have put another file in its place, and one that begins now breaks it.
-    // SAFETY: plain system call on an open descriptor.
-    let is_held = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK;
-    if is_left() && has_name(file.as_fd())? && is_held() {
-        // SAFETY: the name is NUL-terminated.
-        errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
-    }
-    Ok(())
+/// True if a name leads to this file.
+fn is_at(file: &OwnedFd, directory: RawFd, name: &CStr) -> Result<bool, Code> {
+    let there = match stat_at(directory, name) {
+        Err(Code::NotFound) => return Ok(false),
+        there => there?,
+    };
+    let own = errno::stat(file.as_raw_fd())?;
+    Ok((own.st_dev, own.st_ino) == (there.st_dev, there.st_ino))
+}
+
+/// True if a process has a backing file open that a release has left, and the file is still what it was: the process reads
+/// it as the file, and is to see what is written next. A release that has lost its leases and whose mover has died leaves
+/// this. Versions are told apart by size and modification time.
+fn is_read_still(left: &OwnedFd, now: &Entry) -> Result<bool, Code> {
+    let (st, attr) = (errno::stat(left.as_raw_fd())?, &now.attr);
+    let is_same = has_arrived(st.st_mode)
+        && u64::try_from(st.st_size) == Ok(attr.size)
+        && (st.st_mtime, st.st_mtime_nsec) == (attr.mtime.sec, i64::from(attr.mtime.nsec));
+    // The lease ends with the descriptor.
+    Ok(is_same && lease(left.as_raw_fd(), LeaseKind::Write) == Err(Code::Busy))
 }
 
 impl Pool {
+    /// Unlinks a backing file of `ino` that a release or a restore has left, under a name in a directory of a target.
+    /// `is_left` looks whether it is that, while no process has it open and none can open it: a release, which may be taken
+    /// back, has it open until it ends, a restore opens first what is there, and a conversion to one backing file holds the
+    /// lock of the directory.
+    ///
+    /// # Errors
+    /// [`Code::Busy`] or [`Code::Io`] if a process has it open, or converts a file of this directory; those of the calls.
+    pub fn remove_left(
+        &self,
+        ino: Ino,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        is_left: impl FnOnce() -> bool,
+    ) -> Result<(), Code> {
+        let _lock = self.try_lock_bucket(ino)?;
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: the descriptor is new and ours.
+        let file = unsafe { OwnedFd::from_raw_fd(open_at(directory.as_raw_fd(), name, flags)?) };
+        lease(file.as_raw_fd(), LeaseKind::Write)?;
+        // A restore that began before the lease may have put another file in its place, and one that begins now breaks it.
+        // SAFETY: plain system call on an open descriptor.
+        let is_held = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK;
+        if is_left() && is_at(&file, directory.as_raw_fd(), name)? && is_held() {
+            // SAFETY: the name is NUL-terminated.
+            errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
+        }
+        Ok(())
+    }
+
     /// Opens the backing files of a file that are on this node, and takes leases on them.
     ///
     /// # Errors
@@ -182,7 +209,8 @@ impl Pool {
     }
 
     /// Creates the empty backing file of a file that is to be restored, in place of what a restore left that did not end:
-    /// programs that read the file meanwhile may have that one open (`ranges.rs`).
+    /// programs that read the file meanwhile may have that one open (`ranges.rs`). A backing file that a release left, and
+    /// that a process still reads as the file, stays: the file is resident then.
     ///
     /// # Errors
     /// [`Code::Interrupted`] if the file is to be looked at again; [`Code::NotSupported`] for a striped file, and for one
@@ -195,12 +223,11 @@ impl Pool {
         let target = self.attached()?.target_of(&entry.layout, 0, 0);
         // A release that is under way has a lease, and decides whether the file is released: this waits for its end. Leases
         // of a striped file's release are on other backing files: `Restored` is refused if that is taken back first.
-        let is_left = match open_at(target, name.as_c_str(), libc::O_RDWR | libc::O_CLOEXEC) {
-            Ok(fd) => {
-                close(fd);
-                true
-            }
-            Err(Code::NotFound) => false,
+        // For reading, because a process may execute it.
+        let left = match open_at(target, name.as_c_str(), libc::O_RDONLY | libc::O_CLOEXEC) {
+            // SAFETY: the descriptor is new and ours.
+            Ok(fd) => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Err(Code::NotFound) => None,
             Err(code) => return Err(code),
         };
         let now = self.get_attr(entry.attr.ino)?;
@@ -208,7 +235,11 @@ impl Pool {
             return Err(Code::Interrupted);
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-        if is_left {
+        if let Some(left) = left {
+            if is_read_still(&left, &now)? {
+                self.take_back_release(now)?;
+                return Err(Code::Interrupted);
+            }
             // SAFETY: the name is NUL-terminated. That there is none any more is no error.
             unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
         }

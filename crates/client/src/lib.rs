@@ -72,7 +72,7 @@ pub use directory::Directory;
 pub use file::{File, Striping};
 pub use group::Groups;
 pub use layout_choice::targets_of;
-pub use leased::{has_arrived, has_name, remove_left, LeaseKind, LeasedFiles};
+pub use leased::{has_arrived, has_name, LeaseKind, LeasedFiles};
 pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};
 pub use memory_slots::{memory_in_use, InUse};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};

@@ -131,6 +131,26 @@ impl Pool {
 
     /// Opens the directory of the file's backing files and locks it against other copies.
     fn lock_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
+        let lock = self.open_bucket(ino)?;
+        loop {
+            // SAFETY: plain system call on a descriptor of ours.
+            match errno::check(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }) {
+                Ok(_) => return Ok(lock),
+                Err(Code::Interrupted) => {}
+                Err(code) => return Err(code),
+            }
+        }
+    }
+
+    /// The same lock, if no other process has it: [`Code::Busy`] then.
+    pub(crate) fn try_lock_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
+        let lock = self.open_bucket(ino)?;
+        // SAFETY: plain system call on a descriptor of ours. It fails with EWOULDBLOCK if another process has the lock.
+        let locked = errno::check(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) });
+        locked.map(|_| lock).map_err(|_| Code::Busy)
+    }
+
+    fn open_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
         let attached = self.attached()?;
         let name = BackingName::new(ino, 0, 0);
         let mut directory = [0; 8];
@@ -147,15 +167,7 @@ impl Pool {
             result => result?,
         };
         // SAFETY: the descriptor is new and ours.
-        let lock = unsafe { OwnedFd::from_raw_fd(fd) };
-        loop {
-            // SAFETY: plain system call on a descriptor of ours.
-            match errno::check(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }) {
-                Ok(_) => return Ok(lock),
-                Err(Code::Interrupted) => {}
-                Err(code) => return Err(code),
-            }
-        }
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// True if a file with several backing files may have been converted to one: a backing file of that name exists.

@@ -237,7 +237,7 @@ impl Pool {
 
     /// A file that was just released, and whose backing files are there, is resident again. `released` has its attributes
     /// and the layout of these.
-    fn take_back_release(&self, mut released: Entry) -> Result<(), Code> {
+    pub(crate) fn take_back_release(&self, mut released: Entry) -> Result<(), Code> {
         let Attr { ino, .. } = released.attr;
         for _ in 0..TAKE_BACK_ATTEMPTS {
             match self.ask_entry(&Request::restored(&released)) {

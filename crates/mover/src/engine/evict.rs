@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use forebay_client::{remove_left, Kept, LeaseKind};
+use forebay_client::{Kept, LeaseKind};
 use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
@@ -194,7 +194,7 @@ fn candidates(
             if is_left(&inode) && !restoring.has(ino) {
                 // In this order: a restore that has just ended has made the file resident.
                 let is_left = || !restoring.has(ino) && link.inode(ino).is_ok_and(|now| is_left(&now));
-                let _ = remove_left(directory.as_fd(), entry.file_name(), is_left);
+                let _ = link.pool.remove_left(ino, directory.as_fd(), entry.file_name(), is_left);
                 continue;
             }
             let bits = FLAG_ATTACHED | FLAG_DIRTY | FLAG_DRAINING | FLAG_PINNED;

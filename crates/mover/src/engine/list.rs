@@ -100,7 +100,7 @@ fn not_listed(link: &Link, ino: Ino, code: Code) -> Error {
 pub(super) fn import_one(link: &Link, ino: Ino, object: &Object, listing: &Listing<'_>) -> StoreResult<bool> {
     let failed = |code: Code| {
         let name = object.name.as_slice();
-        StoreError::lasting(code, format!("cannot import {} from its backing store", link.path(ino, name)))
+        StoreError::of_pool(code, format!("cannot import {} from its backing store", link.path(ino, name)))
     };
     let mut batch = Batch::new();
     batch.add(object).map_err(failed)?;
@@ -137,7 +137,7 @@ fn import_while(
     let store = &*located.at.store;
     let listing = link.listings.begin(ino);
     let mut batch = Batch::new();
-    let failed = |code: Code| StoreError::lasting(code, what());
+    let failed = |code: Code| of_pool(code, what());
     let import = |batch: &mut Batch| batch.import(link, ino, &listing).map_err(failed);
     let mut is_given_up = false;
     let (begun, mut first_answer) = (Instant::now(), None);
@@ -178,7 +178,7 @@ fn import_while(
     });
     let found = match listed {
         Ok(found) => found,
-        Err(e) if is_given_up => return Err(Error::from(e)),
+        Err(e) if is_given_up || e.is_of_pool => return Err(Error::from(e)),
         Err(e) => {
             stores.check(&located.at)?;
             let e = Error::from(e);
@@ -194,6 +194,15 @@ fn import_while(
         tracing::warn!("{}: the pool cannot have {} of its names", link.path(ino, b""), found.unusable);
     }
     Ok(Imported::All { names: found.objects, first_answer })
+}
+
+/// The pool could not take the names of a directory.
+fn of_pool(code: Code, what: String) -> StoreError {
+    let failure = StoreError::of_pool(code, what);
+    match code {
+        Code::NoSpace => failure.why("the pool has no room for its names").cure("make the pool larger"),
+        _ => failure.why("the pool could not import its names"),
+    }
 }
 
 /// Objects of one request.

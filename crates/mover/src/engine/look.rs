@@ -90,8 +90,11 @@ fn look_up(shared: &Shared, directory: Ino, name: &[u8]) -> Result<bool> {
                 Ok(is_there)
             }
             Err(e) => {
+                let is_of_pool = e.is_of_pool;
                 let e = Error::from(e).why(what());
-                located.at.note_failure(&e);
+                if !is_of_pool {
+                    located.at.note_failure(&e);
+                }
                 Err(e)
             }
         };

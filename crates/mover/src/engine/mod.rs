@@ -29,6 +29,7 @@ mod lost;
 mod marks;
 mod moving;
 mod name_turns;
+mod pace;
 mod parallel;
 mod parts;
 mod pass;
@@ -70,6 +71,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
+use self::pace::{Pace, WATCH_PERIOD};
 use self::pass::{Due, Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::ranges::Ranges;
@@ -84,15 +86,6 @@ use crate::program;
 use crate::store::Store;
 use crate::tasks::{Operations, Progress};
 
-/// Pause between two looks at the pending places.
-const WATCH_PERIOD: Duration = Duration::from_millis(100);
-/// The same when nothing could be done at the last ones.
-const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
-/// The pause after a look is at least this many times as long as the look, up to a bound, and up to a lower one while
-/// programs may wait for space.
-const LOOK_SHARE: u32 = 20;
-const WATCH_PERIOD_MAX: Duration = Duration::from_secs(20);
-const WATCH_PERIOD_FULL: Duration = Duration::from_secs(1);
 /// Period of the questions to other nodes' movers.
 const AROUND_PERIOD: Duration = Duration::from_secs(1);
 /// How long a place is left alone after it had to wait or failed; doubled each time, up to the second.
@@ -392,15 +385,13 @@ fn wait_for_recovery(shared: &Shared) {
 
 /// Watches the pending places and the free space.
 fn watch(shared: &Arc<Shared>) {
-    let mut period = WATCH_PERIOD;
-    let (mut looked, mut summed): (_, Option<Instant>) = (Instant::now(), None);
+    let mut pace = Pace::new();
+    let mut summed: Option<Instant> = None;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
-        let left = period.saturating_sub(looked.elapsed());
-        let is_woken = shared.wake.pause(left.min(WATCH_PERIOD_IDLE));
+        let is_woken = shared.wake.pause(pace.left());
         let is_full = evict::is_full(&shared.link);
-        let longest = if is_full { WATCH_PERIOD_FULL } else { WATCH_PERIOD_MAX };
-        if !is_woken && looked.elapsed() < period.min(longest) {
+        if !is_woken && !pace.is_due(is_full) {
             continue;
         }
         let begins = Instant::now();
@@ -410,6 +401,7 @@ fn watch(shared: &Arc<Shared>) {
             Ok(places) => places,
             Err(code) => {
                 tracing::debug!("cannot read the pending places: {}", code.name());
+                pace.failed(begins.elapsed());
                 continue;
             }
         };
@@ -421,15 +413,14 @@ fn watch(shared: &Arc<Shared>) {
         marks::pass(&shared.link, &shared.marks, begun, &places);
         let is_room_needed = needs_room(shared) || shared.peers.is_any_full();
         let started = drain_all(shared, (places, passes), is_room_needed);
-        if is_full {
-            if let Err(e) = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0) {
-                tracing::warn!("{e}");
-            }
+        let looked = begins.elapsed();
+        if is_full && (is_woken || pace.is_to_evict()) {
+            let begins = Instant::now();
+            let freed = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0);
+            let freed = freed.inspect_err(|e| tracing::warn!("{e}"));
+            pace.evicted(begins.elapsed(), freed.unwrap_or(0));
         }
-        period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
-        // A look at very many places takes the shard's time, too: programs get nearly all of it.
-        period = period.max((LOOK_SHARE * begins.elapsed()).min(WATCH_PERIOD_MAX));
-        looked = Instant::now();
+        pace.looked(looked, started);
     }
 }
 
@@ -521,7 +512,7 @@ fn drain_all(shared: &Arc<Shared>, (places, passes): (Vec<PendingPlace>, u64), i
             let has_done = pass.done > 0;
             note_pass(&for_thread, pass);
             for_thread.stores.end_pass(&mine);
-            if drain::restore_after(&for_thread, &mine, to_restore) || has_done {
+            if drain::restore_after(&for_thread, to_restore) || has_done {
                 // What became due meanwhile: the store does not rest.
                 for_thread.wake.set();
             }

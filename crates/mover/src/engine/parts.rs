@@ -114,7 +114,9 @@ pub(super) fn upload(
     let done = host::for_each(parts, |part| match part {
         None => store.write_part(whole.temporary, &own),
         // What a node could not do may work when it is tried again.
-        Some((node, hold)) => one(*node, *hold).map_err(|error| StoreError { error, is_transient: true }),
+        Some((node, hold)) => {
+            one(*node, *hold).map_err(|error| StoreError { error, is_transient: true, is_of_pool: false })
+        }
     });
     if done.len() < nodes {
         return Err(StoreError::transient(Code::Io, "cannot copy a part of a file: a thread has ended"));

@@ -45,6 +45,7 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
             // It is the pool that lacks room. Its store has not failed.
             Err(e) if e.code() == Code::NoSpace => return Err(e.into()),
             Err(e) => {
+                let is_of_pool = e.is_of_pool;
                 let failed = match e.code() {
                     // What has arrived is of another version.
                     Code::Stale => match adopt(link, &located, &entry) {
@@ -59,8 +60,10 @@ pub(super) fn restore(link: &Link, stores: &Stores, ranges: &FileRanges, ino: In
                 };
                 let Some(e) = failed else { continue };
                 if !may_be_elsewhere(link, stores, &located, ino) {
-                    stores.check(&located.at)?;
-                    located.at.note_failure(&e);
+                    if !is_of_pool {
+                        stores.check(&located.at)?;
+                        located.at.note_failure(&e);
+                    }
                     return Err(e);
                 }
             }
@@ -166,7 +169,7 @@ fn copy(
     version: &StoreVersion,
 ) -> StoreResult<Entry> {
     let ino = entry.attr.ino;
-    let pool = |code: Code| StoreError::lasting(code, format!("cannot write file {ino} of the pool"));
+    let pool = |code: Code| StoreError::of_pool(code, format!("cannot write file {ino} of the pool"));
     let system = |e: rustix::io::Errno| pool(Code::from_errno(e.raw_os_error()));
     let make = || {
         let file = link.open_to_restore(entry).map_err(pool)?;
@@ -248,7 +251,7 @@ fn check_room(entry: &Entry, file: &OwnedFd, bytes: u64) -> StoreResult<()> {
     match fstatvfs(file) {
         Ok(space) if space.f_bavail * space.f_frsize < bytes + RESTORE_RESERVE_BYTES => {
             let what = format!("cannot restore file {}", entry.attr.ino);
-            Err(StoreError::lasting(Code::NoSpace, what).why("the pool is full"))
+            Err(StoreError::of_pool(Code::NoSpace, what).why("the pool is full"))
         }
         _ => Ok(()),
     }

@@ -270,7 +270,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         let mut pass = drain::pass(shared, &at, Due { places: all, intended }, reason);
         shared.stores.end_pass(&at);
         let to_restore = std::mem::take(&mut pass.to_restore);
-        if drain::restore_after(shared, &at, to_restore) || pass.done > 0 {
+        if drain::restore_after(shared, to_restore) || pass.done > 0 {
             last_progress = Instant::now();
         }
         copied.extend(pass.snapshots.iter().map(|(parent, name)| (parent.0, name.clone())));

@@ -16,6 +16,8 @@ pub struct StoreError {
     /// True if the cause may pass by itself (the store is busy, unreachable, answers late): retry later, unchanged.
     /// An operation that failed so may have taken effect, or may still do so.
     pub is_transient: bool,
+    /// True if it was the pool that failed, while the store did what it had to.
+    pub is_of_pool: bool,
 }
 
 /// The result of a store's call.
@@ -24,12 +26,17 @@ pub type StoreResult<T> = Result<T, StoreError>;
 impl StoreError {
     /// A failure that repeating does not cure.
     pub fn lasting(code: Code, what: impl Into<String>) -> StoreError {
-        StoreError { error: Error::new(code, what), is_transient: false }
+        StoreError { error: Error::new(code, what), is_transient: false, is_of_pool: false }
+    }
+
+    /// A failure of the pool during a call of a store: no sign that anything is wrong with the store.
+    pub fn of_pool(code: Code, what: impl Into<String>) -> StoreError {
+        StoreError { is_of_pool: true, ..StoreError::lasting(code, what) }
     }
 
     /// A failure that may pass by itself.
     pub fn transient(code: Code, what: impl Into<String>) -> StoreError {
-        StoreError { error: Error::new(code, what), is_transient: true }
+        StoreError { is_transient: true, ..StoreError::lasting(code, what) }
     }
 
     /// The failure of a system call.
@@ -39,7 +46,7 @@ impl StoreError {
         // Without " (os error 5)": people read it.
         let why = why.split(" (os error").next().unwrap_or_default();
         let code = Code::from_errno(errno.raw_os_error());
-        StoreError { error: Error::new(code, what).why(why), is_transient: passes_by_itself(errno) }
+        StoreError { is_transient: passes_by_itself(errno), ..StoreError::lasting(code, what).why(why) }
     }
 
     /// Adds the reason.

@@ -158,3 +158,25 @@ print(event[16:].rstrip(b"\0").decode())
     let shown = bed.sh(&format!("python3 -c '{watch}'"));
     assert_eq!(shown, "n1\n");
 }
+
+#[test]
+fn names_for_which_the_pool_has_no_room_are_no_failure_of_the_store() {
+    let bed = Bed::new("64MiB");
+    let directory = bed.store().join("d");
+    std::fs::create_dir(&directory).unwrap();
+    for i in 0..60_000 {
+        let name = format!("{i:05}-{}", "x".repeat(200));
+        std::fs::File::create(directory.join(name)).unwrap();
+    }
+    bed.attach_with("", &[]);
+    let shown = bed.run("ls /forebay/s/d > /dev/null");
+    assert!(!shown.status.success() && text(&shown).contains("No space left"), "{}", text(&shown));
+    // A name that is looked up alone, too.
+    let shown = bed.run(&format!("cat /forebay/s/d/59999-{}", "x".repeat(200)));
+    assert!(!shown.status.success() && text(&shown).contains("No space left"), "{}", text(&shown));
+    // Reports are a second old at most.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let stores = &bed.status()["mover"]["stores"];
+    assert!(stores[0]["last_error"].is_null(), "{stores:#}");
+    assert!(bed.log().contains("no room for its names"), "{}", bed.log());
+}

@@ -19,6 +19,7 @@ mod s3;
 #[allow(dead_code)] // Shared with the tests of stores.
 #[path = "../stores/s3_server.rs"]
 mod s3_server;
+mod sharing;
 mod taking_over;
 
 use bed::Bed;

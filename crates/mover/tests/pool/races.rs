@@ -10,15 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, UNIX_EPOCH};
 
-use forebay_client::{
-    has_name, remove_left, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping,
-};
+use forebay_client::{has_name, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping};
 use forebay_data::BackingName;
 use forebay_types::{
-    Attr, Caller, Code, Entry, Ino, PendingPlace, Reply, Request, StoreVersion, TimeSet, Timestamp,
+    Attr, Caller, Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, TimeSet, Timestamp,
     FLAG_DIRTY, FLAG_DRAINING,
 };
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags};
 
 use crate::bed::{entry, Bed};
 
@@ -117,6 +115,22 @@ impl Raced {
     /// The modification time that a program sees, in seconds.
     fn mtime(&self) -> String {
         self.bed.sh("stat -c %Y /forebay/s/f").trim().to_owned()
+    }
+
+    /// Releases the file as a mover does that has lost its leases before its request, and dies after it.
+    fn release_without_end(&self) {
+        let (at, entry) = (Place { dir: Ino::ROOT, path: b"s/f" }, self.entry());
+        let st = self.pool.stat(at, true, &mut PathBuffer::new()).unwrap();
+        let time = |sec: i64, nsec: i64| TimeSet::At(Timestamp { sec, nsec: nsec as u32 });
+        let set = SetAttr {
+            size: Some(st.st_size as u64),
+            atime: time(st.st_atime, st.st_atime_nsec),
+            mtime: time(st.st_mtime, st.st_mtime_nsec),
+            ..SetAttr::default()
+        };
+        let (ino, epoch) = (entry.attr.ino, entry.attr.epoch());
+        self.pool.request(&Request::Release { ino, epoch, set }, |_| Ok(())).unwrap();
+        assert!(!self.entry().attr.is_resident());
     }
 
     /// Has the pool's mover drain and release the file, and checks that the store has these bytes.
@@ -257,16 +271,16 @@ fn backing_file_that_a_release_or_a_restore_has_in_hand_is_not_swept() {
     raced.is_durable("data");
     let (look, pool) = (raced.entry(), raced.pool);
     let target = pool.target_directories()[0];
-    let name = BackingName::new(look.attr.ino, 0, 0);
+    let (ino, name) = (look.attr.ino, BackingName::new(look.attr.ino, 0, 0));
     // A release that may be taken back has the file open.
     let held = pool.lease_files(&look, LeaseKind::Write).unwrap();
-    assert!(remove_left(target, name.as_c_str(), || true).is_err());
+    assert!(pool.remove_left(ino, target, name.as_c_str(), || true).is_err());
     drop(held);
     assert_eq!(raced.content(), "data");
     raced.verb(&["release", "/s/f"]);
     // A restore that runs, too.
     let file = pool.open_to_restore(&raced.entry()).unwrap();
-    assert_eq!(remove_left(target, name.as_c_str(), || true), Err(Code::Busy));
+    assert_eq!(pool.remove_left(ino, target, name.as_c_str(), || true), Err(Code::Busy));
     assert!(has_name(file.as_fd()).unwrap());
     drop(file);
     // One that begins while a sweep looks at what an earlier one left waits for it.
@@ -277,8 +291,41 @@ fn backing_file_that_a_release_or_a_restore_has_in_hand_is_not_swept() {
         assert!(file.recv_timeout(Duration::from_millis(300)).is_err(), "the restore waits");
         true
     };
-    assert_eq!(remove_left(target, name.as_c_str(), look), Ok(()));
+    assert_eq!(pool.remove_left(ino, target, name.as_c_str(), look), Ok(()));
     assert!(has_name(file.recv().unwrap().unwrap().as_fd()).unwrap());
+    assert_eq!(raced.content(), "data");
+}
+
+#[test]
+fn sweep_removes_the_file_alone_that_it_has_looked_at() {
+    let raced = Raced::up("data");
+    raced.is_durable("data");
+    let (pool, ino) = (raced.pool, raced.entry().attr.ino);
+    raced.verb(&["release", "/s/f"]);
+    drop(pool.open_to_restore(&raced.entry()).unwrap());
+    let target = pool.target_directories()[0];
+    let name = BackingName::new(ino, 0, 0);
+    let bucket = std::str::from_utf8(&name.as_bytes()[..7]).unwrap();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let directory = rustix::fs::openat(target, bucket, flags, Mode::empty()).unwrap();
+    let swept = pool.remove_left(ino, target, name.as_c_str(), || {
+        // A conversion to one backing file opens nothing before it removes what is there. It waits for this lock.
+        let locked = rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(locked, Err(rustix::io::Errno::WOULDBLOCK));
+        // Another file is put there.
+        rustix::fs::renameat(target, name.as_c_str(), target, "data/aside").unwrap();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        drop(rustix::fs::openat(target, name.as_c_str(), flags, Mode::RWXU).unwrap());
+        true
+    });
+    assert_eq!(swept, Ok(()));
+    rustix::fs::accessat(target, name.as_c_str(), Access::EXISTS, AtFlags::empty()).unwrap();
+    rustix::fs::unlinkat(target, "data/aside", AtFlags::empty()).unwrap();
+    // While a file is converted, nothing is swept there.
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive).unwrap();
+    assert_eq!(pool.remove_left(ino, target, name.as_c_str(), || true), Err(Code::Busy));
+    rustix::fs::flock(&directory, FlockOperation::Unlock).unwrap();
+    assert_eq!(pool.remove_left(ino, target, name.as_c_str(), || true), Ok(()));
     assert_eq!(raced.content(), "data");
 }
 
@@ -473,6 +520,50 @@ fn release_that_an_opener_disturbs_leaves_the_file() {
     drop(held);
     assert_eq!(read.recv().unwrap(), b"data");
     assert_eq!(raced.content(), "data");
+}
+
+#[test]
+fn reader_that_opens_a_file_during_a_release_that_does_not_end_sees_what_is_written_next() {
+    let raced = Raced::up("before");
+    raced.is_durable("before");
+    // Its open has waited until the kernel broke the lease of a mover that stalls.
+    let reader = raced.pool.open_file(&raced.entry(), false).unwrap();
+    let read = || {
+        let mut bytes = [0; 64];
+        let n = reader.read_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    };
+    raced.release_without_end();
+    assert_eq!(raced.content(), "before");
+    assert!(raced.entry().attr.is_resident());
+    raced.bed.sh("printf behind > /forebay/s/f");
+    assert_eq!(read(), "behind");
+    raced.verb(&["sync", "--no-progress", "/s/f"]);
+    assert_eq!(raced.bed.sh("cat $S/f"), "behind");
+    // Programs and tasks restore it in the same way.
+    raced.release_without_end();
+    raced.verb(&["prestage", "--no-progress", "/s/f"]);
+    raced.bed.sh("printf again > /forebay/s/f");
+    assert_eq!(read(), "again");
+    raced.verb(&["sync", "--no-progress", "/s/f"]);
+    // When no process reads it any more, the store's version is restored.
+    drop(reader);
+    raced.release_without_end();
+    raced.is_durable("again");
+}
+
+#[test]
+fn backing_file_that_a_release_left_does_not_hide_what_another_program_wrote() {
+    let raced = Raced::up("before");
+    raced.is_durable("before");
+    let reader = raced.pool.open_file(&raced.entry(), false).unwrap();
+    raced.release_without_end();
+    raced.bed.sh("printf other- > $S/f");
+    raced.verb(&["refresh", "/s/f"]);
+    assert_eq!(raced.content(), "other-");
+    let mut bytes = [0; 64];
+    let n = reader.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes[..n], b"before", "of one version");
 }
 
 #[test]

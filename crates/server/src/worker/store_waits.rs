@@ -7,13 +7,14 @@
 //! `LookedUp`; one that needs all entries waits until the directory is listed. `Restore` waits until the
 //! file is resident; `RestoreRange` until a range of it has arrived, which the mover reports by `RangeRestored`, or the
 //! file is resident. The mover asks for tasks by `StoreWork`, which waits here too while there is none. It reports by
-//! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode.
+//! `Listed`, `Restored` or `StoreFailed`, and each of them ends the waiting for its inode. A `Listed` or `Import` that
+//! brings a part of the names ends the waiting for these.
 //!
 //! No call waits for ever: a listing gets [`LIST_NS`], then the call fails with EIO; `Restore` is answered after
 //! [`RESTORE_NS`] with the file as it is, and its client asks again. Tasks of a mover that died are handed out again
 //! to the next one. Tests: here, and `tests/steps`.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use forebay_meta::Client;
 use forebay_types::limits::RANGE_BYTES;
@@ -216,6 +217,20 @@ impl StoreWaits {
         self.end_tasks(
             failed,
             |task| matches!(task, StoreTask::Look(ino, of) if *ino == directory && of == name),
+        );
+    }
+
+    /// True when calls wait for single names of a directory.
+    pub(super) fn waits_for_names_of(&self, directory: Ino) -> bool {
+        let is_name = |waiting: &Waiting| matches!(&waiting.what, WaitsFor::Task(StoreTask::Look(of, _)) if *of == directory);
+        self.waiting.iter().any(is_name)
+    }
+
+    /// Some names of a directory are there: calls that wait for one of them are applied again. Those that need all wait on.
+    pub(super) fn names_arrived(&mut self, directory: Ino, names: &HashSet<&[u8]>) {
+        self.end_tasks(
+            None,
+            |task| matches!(task, StoreTask::Look(of, name) if *of == directory && names.contains(&name[..])),
         );
     }
 
@@ -560,6 +575,26 @@ mod tests {
         waits.wait(call(1, 3), look(b"d"), 5);
         waits.expire(5 + LIST_NS);
         assert_eq!(released(&mut waits), [(1, Some(Code::TimedOut))]);
+    }
+
+    #[test]
+    fn part_of_a_listing_ends_the_waiting_for_its_names_alone() {
+        let mut waits = StoreWaits::default();
+        let look = |name: &[u8]| StoreTask::Look(Ino(5), name.to_vec());
+        waits.wait(call(1, 1), look(b"a"), 0);
+        waits.wait(call(2, 1), look(b"b"), 0);
+        waits.wait(call(3, 1), StoreTask::List(Ino(5)), 0);
+        waits.wait(call(4, 1), StoreTask::Look(Ino(6), b"a".to_vec()), 0);
+        waits.tasks(false, 1);
+        assert!(waits.waits_for_names_of(Ino(5)) && !waits.waits_for_names_of(Ino(7)));
+        waits.names_arrived(Ino(5), &[&b"a"[..], b"x"].into());
+        assert_eq!(released(&mut waits), [(1, None)]);
+        waits.wait(call(1, 2), look(b"b"), 2);
+        waits.wait(call(5, 1), StoreTask::List(Ino(5)), 2);
+        assert_eq!(waits.tasks(false, 3), [], "the mover has these");
+        waits.done(Ino(5), None);
+        assert_eq!(released(&mut waits), [(2, None), (3, None), (1, None), (5, None)]);
+        assert!(!waits.waits_for_names_of(Ino(5)) && waits.waits_for_names_of(Ino(6)));
     }
 
     #[test]

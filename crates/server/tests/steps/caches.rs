@@ -56,7 +56,7 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
 }
 
 /// An object of a store, with a name.
-fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
+pub(super) fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
     let version = StoreVersion { bytes: 5, ..StoreVersion::default() };
     let mode = if kind == Kind::Directory { 0o750 } else { 0o640 };
     let atime = timestamp();
@@ -75,7 +75,7 @@ fn object(name: &[u8], kind: Kind) -> StoreObject<'_> {
     }
 }
 
-fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
+pub(super) fn objects(list: &[StoreObject<'_>]) -> Vec<u8> {
     let mut bytes = vec![0; 64 * 1024];
     let mut w = Writer::new(&mut bytes);
     list.iter().for_each(|object| object.encode(&mut w).unwrap());

@@ -27,6 +27,7 @@ use forebay_wire::{Message, Secret, Stamp};
 
 mod caches;
 mod late_removals;
+mod listings;
 
 const NODE: NodeId = NodeId(1);
 const CALLER: Caller = Caller { uid: 7, gid: 8 };

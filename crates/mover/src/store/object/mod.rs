@@ -355,7 +355,7 @@ impl Store for ObjectStore {
             for chunk in bytes {
                 write_all(into, &chunk, offset).map_err(|e| {
                     let what = format!("cannot write the pool's copy of {}/{path}", self.title);
-                    StoreError { is_transient: false, ..StoreError::system(what, e) }
+                    StoreError { is_transient: false, is_of_pool: true, ..StoreError::system(what, e) }
                 })?;
                 offset += chunk.len() as u64;
             }

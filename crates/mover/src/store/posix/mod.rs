@@ -149,7 +149,7 @@ impl PosixStore {
 
     fn upload_failure(&self, temporary: &StorePath, failure: CopyFailure) -> StoreError {
         match failure {
-            CopyFailure::Source(code) => StoreError::lasting(
+            CopyFailure::Source(code) => StoreError::of_pool(
                 code,
                 format!("cannot read the pool's copy for {}/{temporary}", self.title),
             ),
@@ -265,7 +265,7 @@ impl Store for PosixStore {
             CopyFailure::Source(code) => StoreError::lasting(code, self.what("read", path)),
             CopyFailure::Destination(e) => {
                 let what = format!("cannot write the pool's copy of {}/{path}", self.title);
-                StoreError { is_transient: false, ..StoreError::system(what, e) }
+                StoreError { is_transient: false, is_of_pool: true, ..StoreError::system(what, e) }
             }
         })
     }
@@ -338,7 +338,12 @@ impl Store for PosixStore {
     ) -> StoreResult<Outcome<StoreVersion>> {
         let failed = |e| self.failed("publish", to, e);
         let from = self.root.place(temporary).map_err(|e| self.failed("find", temporary, e))?;
-        let upload = stat(from.at()).map_err(|e| self.failed("find", temporary, e))?;
+        let upload = stat(from.at()).map_err(|e| {
+            if e == Errno::NOENT {
+                tracing::warn!("{}/{temporary} was removed before it was published", self.title);
+            }
+            self.failed("find", temporary, e)
+        })?;
         if Kind::from_mode(upload.st_mode) == Some(Kind::Directory) {
             return Err(failed(Errno::ISDIR));
         }

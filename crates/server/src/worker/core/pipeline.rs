@@ -171,7 +171,7 @@ impl ShardThread<'_> {
                 return Ok(());
             }
             if changed {
-                self.note_for_store(call.request());
+                self.note_for_store(call.request(), &answer);
                 self.note_for_volumes(&call);
                 let now = self.pipeline.now.unwrap_or_default();
                 self.journal.append(flight.session, flight.slot, flight.seq, now, call.bytes());

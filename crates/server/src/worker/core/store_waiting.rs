@@ -1,10 +1,14 @@
 //! Connects the calls that wait for a backing store (`store_waits.rs`).
 
+use std::collections::HashSet;
+
 use forebay_data::{NodeTargets, Target};
 use forebay_ring::call_clock;
 use forebay_tasks::StoreSettings;
 use forebay_types::limits::{HIGH_WATER_PERCENT, RANGE_BYTES};
-use forebay_types::{Code, Ino, Refusal, Reply, Request, RestoredRange, Result, StoreTask, Writer};
+use forebay_types::{
+    Answer, Code, Ino, Reader, Refusal, Reply, Request, RestoredRange, Result, StoreObject, StoreTask, Writer,
+};
 
 use super::state::ShardThread;
 use crate::worker::batch::Taken;
@@ -240,14 +244,21 @@ impl ShardThread<'_> {
         }
     }
 
-    /// A change may be what calls wait for.
+    /// A change that was made may be what calls wait for.
     #[inline]
-    pub(in crate::worker) fn note_for_store(&mut self, request: &Request<'_>) {
+    pub(in crate::worker) fn note_for_store(&mut self, request: &Request<'_>, answer: &Answer<'_>) {
         if matches!(request, Request::Attach { .. }) {
             self.start_mover();
         }
-        if let Request::Listed { ino, .. } | Request::Restored { ino, .. } = *request {
-            self.store.done(ino, None);
+        match (request, answer) {
+            (
+                Request::Import { ino, objects } | Request::Listed { ino, objects, .. },
+                Ok(Reply::Count(count)),
+            ) => {
+                self.note_names(*ino, objects, *count);
+            }
+            (Request::Listed { ino, .. } | Request::Restored { ino, .. }, _) => self.store.done(*ino, None),
+            _ => {}
         }
         if let Request::StoreReports { reports, .. } = *request {
             // One that was refused has calls try again, and wait again.
@@ -257,6 +268,21 @@ impl ShardThread<'_> {
                 }
             }
         }
+    }
+
+    /// Names of an unlisted directory are there: the first `count` of these objects.
+    #[cold]
+    fn note_names(&mut self, directory: Ino, objects: &[u8], count: u64) {
+        if !self.store.waits_for_names_of(directory) {
+            return;
+        }
+        let (mut r, mut names) = (Reader::new(objects), HashSet::new());
+        for _ in 0..count {
+            // They were decoded before.
+            let Ok(object) = StoreObject::decode(&mut r) else { break };
+            names.insert(object.name);
+        }
+        self.store.names_arrived(directory, &names);
     }
 
     /// Takes calls that have waited into the batch, until it has `most` calls, and answers those that failed.

@@ -1,0 +1,118 @@
+//! When the pending places are looked at, and when files are looked for that can be released: an idle pool costs next to
+//! nothing, whatever it contains and whatever fails.
+
+use std::time::Duration;
+
+use crate::host::Instant;
+
+/// Pause between two looks at the pending places.
+pub(super) const WATCH_PERIOD: Duration = Duration::from_millis(100);
+/// The same when nothing could be done at the last ones.
+const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
+/// The pause after a look is at least this many times as long as the look, up to a bound, and up to a lower one while
+/// programs may wait for space.
+const LOOK_SHARE: u32 = 20;
+const WATCH_PERIOD_MAX: Duration = Duration::from_secs(20);
+const WATCH_PERIOD_FULL: Duration = Duration::from_secs(1);
+/// How often the share of looks for files to release is halved that find none.
+const HALVINGS_MAX: u32 = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pace {
+    looked: Instant,
+    period: Duration,
+    /// When files are looked for next that can be released, and how often that was in vain.
+    evicts: Option<Instant>,
+    in_vain: u32,
+}
+
+impl Pace {
+    pub(super) fn new() -> Pace {
+        Pace { looked: Instant::now(), period: WATCH_PERIOD, evicts: None, in_vain: 0 }
+    }
+
+    /// How long to pause before it is asked whether a look is due.
+    pub(super) fn left(&self) -> Duration {
+        self.period.saturating_sub(self.looked.elapsed()).min(WATCH_PERIOD_IDLE)
+    }
+
+    /// True when the pending places are to be looked at.
+    pub(super) fn is_due(&self, is_full: bool) -> bool {
+        let longest = if is_full { WATCH_PERIOD_FULL } else { WATCH_PERIOD_MAX };
+        self.looked.elapsed() >= self.period.min(longest)
+    }
+
+    /// A look took so long. `started`: something was due.
+    pub(super) fn looked(&mut self, took: Duration, started: bool) {
+        let period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
+        // A look at very many places takes the shard's time, too: programs get nearly all of it.
+        self.period = period.max((LOOK_SHARE * took).min(WATCH_PERIOD_MAX));
+        self.looked = Instant::now();
+    }
+
+    /// A look failed. Whatever the cause is, the next one is no earlier than after one that found nothing.
+    pub(super) fn failed(&mut self, took: Duration) {
+        self.looked(took, false);
+    }
+
+    /// True when files are to be released that can be.
+    pub(super) fn is_to_evict(&self) -> bool {
+        self.evicts.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// A look for files to release took so long, and freed so many bytes.
+    pub(super) fn evicted(&mut self, took: Duration, freed: u64) {
+        if freed > 0 {
+            (self.evicts, self.in_vain) = (None, 0);
+            return;
+        }
+        let pause = LOOK_SHARE * took * (1 << self.in_vain.min(HALVINGS_MAX));
+        self.evicts = Some(Instant::now() + pause.min(WATCH_PERIOD_MAX));
+        self.in_vain += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn look_that_fails_is_not_repeated_at_once() {
+        let mut pace = Pace { looked: Instant::now(), period: Duration::ZERO, evicts: None, in_vain: 0 };
+        assert!(pace.is_due(false));
+        pace.failed(Duration::ZERO);
+        assert!(!pace.is_due(false) && !pace.is_due(true) && pace.left() > SOON);
+    }
+
+    #[test]
+    fn long_look_is_followed_by_a_longer_pause() {
+        let mut pace = Pace::new();
+        pace.looked(Duration::from_millis(200), true);
+        assert_eq!(pace.period, Duration::from_secs(4));
+        pace.looked(Duration::from_secs(10), true);
+        assert_eq!(pace.period, WATCH_PERIOD_MAX);
+        pace.looked(Duration::ZERO, true);
+        assert_eq!(pace.period, WATCH_PERIOD);
+    }
+
+    #[test]
+    fn files_are_looked_for_ever_more_rarely_while_none_can_be_released() {
+        let mut pace = Pace::new();
+        assert!(pace.is_to_evict());
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            pace.evicted(Duration::from_millis(50), 0);
+            let begun = Instant::now();
+            assert!(!pace.is_to_evict());
+            let pause = (0..=WATCH_PERIOD_MAX.as_secs())
+                .find(|s| begun + Duration::from_secs(*s) >= pace.evicts.unwrap());
+            pauses.push(pause.unwrap());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 16, 16]);
+        pace.evicted(Duration::from_secs(9), 1);
+        assert!(pace.is_to_evict());
+    }
+}
