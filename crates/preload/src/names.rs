@@ -52,10 +52,15 @@ unsafe fn rename_any(
 ) -> isize {
     // SAFETY: libc's contract.
     unsafe {
+        let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
+        let both = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+        if flags & !known != 0 || flags & both == both {
+            return -(libc::EINVAL as isize);
+        }
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),
-            false,
+            (false, false),
             |from_dirfd, from, to_dirfd, to| {
                 if flags == 0 {
                     return system_call!(libc::SYS_renameat, from_dirfd, from, to_dirfd, to);
@@ -74,6 +79,9 @@ unsafe fn link_any(
     to: *const c_char,
     flags: c_int,
 ) -> isize {
+    if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return -(libc::EINVAL as isize);
+    }
     // SAFETY: libc's contract.
     unsafe {
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
@@ -97,16 +105,11 @@ unsafe fn link_any(
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),
-            follow,
+            (follow, true),
             |from_dirfd, from, to_dirfd, to| {
                 system_call!(libc::SYS_linkat, from_dirfd, from, to_dirfd, to, flags)
             },
-            |pool, from, to, escape| {
-                if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
-                    return -i64::from(libc::EINVAL);
-                }
-                pool.link(from, to, follow as i32, escape)
-            },
+            |pool, from, to, escape| pool.link(from, to, follow as i32, escape),
         )
     }
 }
