@@ -208,6 +208,12 @@ pub(crate) fn opened_inode_of(fd: c_int) -> Option<(Pool, u64)> {
     (flags >= 0 && flags as c_int & libc::O_PATH == 0).then_some(found)
 }
 
+/// True for an open descriptor; the working directory counts as one.
+pub(crate) fn is_open(fd: c_int) -> bool {
+    // SAFETY: it touches no memory.
+    fd == libc::AT_FDCWD || unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0
+}
+
 /// True for a regular file without a name, such as one opened with O_TMPFILE, and for one that another thread may be
 /// naming at this moment.
 pub(crate) fn may_be_unnamed(fd: c_int) -> bool {

@@ -175,8 +175,7 @@ pub(crate) unsafe fn on_two_paths(
 unsafe fn crossed((dirfd, path): (c_int, *const c_char), looks_up: bool) -> isize {
     // SAFETY: the caller's promise.
     if unsafe { *path } == 0 {
-        // The descriptor itself.
-        return -(libc::EXDEV as isize);
+        return ENOENT;
     }
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the caller's promise, and a writable structure.

@@ -145,13 +145,17 @@ unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_i
     let effective = flags & libc::AT_EACCESS != 0;
     // SAFETY: libc's contract.
     unsafe {
-        if is_descriptor(path, flags) && dirfd != libc::AT_FDCWD {
+        let is_descriptor = is_descriptor(path, flags);
+        if is_descriptor && dirfd != libc::AT_FDCWD {
             if let Some((pool, dir)) = descriptor::named_inode_of(dirfd) {
                 let (itself, mut escape) = (Place { dir, path: std::ptr::null(), bytes: 0 }, Buffer::new());
                 return pool.access(itself, amode, effective as i32, follow as i32, escape.first()) as isize;
             }
         }
-        let (path, flags) = here_for_empty(path, flags);
+        let (path, flags) = match is_descriptor && dirfd == libc::AT_FDCWD {
+            true => here_for_empty(path, flags),
+            false => (path, flags),
+        };
         route::on_path(
             dirfd,
             path,

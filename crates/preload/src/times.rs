@@ -19,6 +19,10 @@ unsafe fn set_any(dirfd: c_int, path: *const c_char, times: Times, flags: c_int)
         if !times.is_null() && is_wild(times) {
             return -(libc::EFAULT as isize);
         }
+        // Nothing to do, whatever the path is.
+        if times.as_ref().is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT)) {
+            return 0;
+        }
         if path.is_null() || crate::stat::is_descriptor(path, flags) {
             return set_descriptor(dirfd, path, times, flags);
         }

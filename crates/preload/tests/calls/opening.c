@@ -44,6 +44,16 @@ void test_path_descriptors(void)
     CHECK(faccessat(fd, "", R_OK, AT_EMPTY_PATH) == 0 && faccessat(dir, "", X_OK, AT_EMPTY_PATH) == 0);
     FAILS(faccessat(fd, "", X_OK, AT_EMPTY_PATH), EACCES);
     CHECK(close(fd) == 0 && close(dir) == 0);
+    fd = open("/proc/self/status", O_RDONLY);
+    CHECK(fd >= 0 && faccessat(fd, "", F_OK, AT_EMPTY_PATH) == 0 && close(fd) == 0);
+    FAILS(faccessat(fd, "", F_OK, AT_EMPTY_PATH), EBADF);
+    CHECK(faccessat(AT_FDCWD, "", X_OK, AT_EMPTY_PATH) == 0);
+    /* Nothing to change: nothing is looked for. */
+    struct timespec omit[2] = {{0, UTIME_OMIT}, {0, UTIME_OMIT}};
+    CHECK(utimensat(AT_FDCWD, under("none"), omit, 0) == 0);
+    FAILS(mknod(under("none/x"), S_IFDIR | 0700, 0), EPERM);
+    FAILS(mknod(under("none/x"), S_IFLNK | 0700, 0), EINVAL);
+    FAILS(linkat(-1, "", AT_FDCWD, under("x"), AT_EMPTY_PATH), EBADF);
 
     /* All other flags are ignored with it. */
     FAILS(open("none", O_PATH | O_CREAT, 0600), ENOENT);
