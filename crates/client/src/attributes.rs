@@ -10,7 +10,7 @@ use crate::remembered::remember_changed;
 use crate::walk::{permits, WRITE};
 
 const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
+pub(crate) const SET_GID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
 pub(crate) fn timespec(t: TimeSet) -> libc::timespec {

@@ -124,7 +124,7 @@ impl Pool {
         let mut parts = shown.rsplitn(3, |&b| b == b'/');
         let (last, above) = (parts.next()?, parts.next()?);
         match kernel.st_mode & libc::S_IFMT {
-            libc::S_IFDIR if above == b"anchors" => AnchorName::parse(last),
+            libc::S_IFDIR | libc::S_IFLNK if above == b"anchors" => AnchorName::parse(last),
             libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK
                 if above.len() == 2 =>
             {

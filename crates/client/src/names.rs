@@ -23,6 +23,24 @@ impl Pool {
         Ok((parent, name))
     }
 
+    /// The same for what is no directory, whose name must not end in a slash. An existing name takes precedence.
+    fn place_for_new_unless_slash(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<(Parent, Name)> {
+        let (parent, name) = self.place_for_new(place, escape)?;
+        if parent.slash {
+            self.check_missing(&parent, &name)?;
+            return Err(Code::NotFound.into());
+        }
+        Ok((parent, name))
+    }
+
+    fn check_missing(&self, parent: &Parent, name: &Name) -> Result<(), Code> {
+        match self.lookup_name(parent.dir.ino, name.as_bytes()) {
+            Ok(_) => Err(Code::Exists),
+            Err(Code::NotFound) => Ok(()),
+            Err(code) => Err(code),
+        }
+    }
+
     /// Checks that the caller may add to or remove from `parent`.
     fn check_writable(&self, parent: &Parent) -> Result<(), Code> {
         parent.dir.check(self, WRITE | EXECUTE)
@@ -88,14 +106,11 @@ impl Pool {
 
     /// `mknodat`, also for regular files. Returns the inode.
     pub fn make_node(&self, place: Place<'_>, mode: u32, rdev: u64, escape: &mut PathBuffer) -> Door<Ino> {
-        let (parent, name) = self.place_for_new(place, escape)?;
-        if parent.slash {
-            return Err(Code::NotFound.into());
-        }
+        let (parent, name) = self.place_for_new_unless_slash(place, escape)?;
         let (dir, name_bytes) = (parent.dir.ino, name.as_bytes());
         match mode & libc::S_IFMT {
             0 | libc::S_IFREG => {
-                self.check_writable(&parent)?;
+                self.check_new(&parent, &name)?;
                 let mode = mode & 0o7777;
                 let file = NewFile {
                     parent: dir,
@@ -124,10 +139,7 @@ impl Pool {
         if target.len() > forebay_types::limits::PATH_MAX {
             return Err(Code::NameTooLong.into());
         }
-        let (parent, name) = self.place_for_new(at, escape)?;
-        if parent.slash {
-            return Err(Code::NotFound.into());
-        }
+        let (parent, name) = self.place_for_new_unless_slash(at, escape)?;
         let request = Request::Symlink { parent: parent.dir.ino, name: name.as_bytes(), target };
         self.make(&parent, &name, &request).map(|_| ())
     }
@@ -145,15 +157,15 @@ impl Pool {
     /// `linkat`.
     pub fn link(&self, from: Place<'_>, to: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<()> {
         let source = self.walk_found(from, follow, escape)?;
-        if source.kind == Kind::Directory {
-            return Err(Code::NotPermitted.into());
-        }
-        let (parent, name) = match self.place_for_new(to, escape) {
+        let (parent, name) = match self.place_for_new_unless_slash(to, escape) {
             Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
             other => other?,
         };
-        if parent.slash {
-            return Err(Code::NotFound.into());
+        if source.kind == Kind::Directory {
+            // What is wrong with the new name takes precedence.
+            self.check_missing(&parent, &name)?;
+            self.check_writable(&parent)?;
+            return Err(Code::NotPermitted.into());
         }
         let request = Request::Link { ino: source.ino, parent: parent.dir.ino, name: name.as_bytes() };
         self.make(&parent, &name, &request).map(|_| ())
@@ -198,6 +210,10 @@ impl Pool {
     /// `renameat2` with flags 0, RENAME_NOREPLACE or RENAME_EXCHANGE. A rename out of the pool or into it fails with
     /// [`Code::CrossDevice`], after which programs copy.
     pub fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32, escape: &mut PathBuffer) -> Door<()> {
+        let known = forebay_types::RENAME_NOREPLACE | forebay_types::RENAME_EXCHANGE;
+        if flags & !known != 0 || flags == known {
+            return Err(Code::Invalid.into());
+        }
         let source = match self.walk_parent(from, escape) {
             Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
             other => other?,
@@ -212,10 +228,8 @@ impl Pool {
             return Err(code.into());
         };
         let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
-        if (source.slash || destination.slash)
-            && self.lookup_name(source.dir.ino, name)?.kind != Kind::Directory
-        {
-            return Err(Code::NotDirectory.into());
+        if source.slash || destination.slash {
+            self.check_slashes((&source, name), (&destination, new_name), flags)?;
         }
         self.check_removable(&source, name)?;
         self.check_writable(&destination)?;
@@ -226,6 +240,32 @@ impl Pool {
             }
         }
         Ok(self.rename_in(source.dir.ino, name, destination.dir.ino, new_name, flags)?)
+    }
+
+    /// A slash behind a name of a rename requires a directory: the one that has the name, and unless two entries are
+    /// exchanged, the one that gets it.
+    #[cold]
+    fn check_slashes(
+        &self,
+        (source, name): (&Parent, &[u8]),
+        (destination, new_name): (&Parent, &[u8]),
+        flags: u32,
+    ) -> Result<(), Code> {
+        let exchanges = flags & forebay_types::RENAME_EXCHANGE != 0;
+        let old = self.lookup_name(source.dir.ino, name)?.kind;
+        match self.lookup_name(destination.dir.ino, new_name) {
+            Ok(_) if flags & forebay_types::RENAME_NOREPLACE != 0 => return Err(Code::Exists),
+            Ok(new) if exchanges && destination.slash && new.kind != Kind::Directory => {
+                return Err(Code::NotDirectory)
+            }
+            Ok(_) => {}
+            Err(Code::NotFound) if !exchanges => {}
+            Err(code) => return Err(code),
+        }
+        match old != Kind::Directory && (source.slash || !exchanges) {
+            true => Err(Code::NotDirectory),
+            false => Ok(()),
+        }
     }
 
     /// The client's part of an unlink: removes the backing files on this node of an inode without links, and with

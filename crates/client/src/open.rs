@@ -1,5 +1,5 @@
 //! Opens files, directories and other inodes. The descriptor of a file is that of its backing file; the descriptor of a
-//! directory belongs to the mount or is an anchor.
+//! directory belongs to the mount or is an anchor, as is one of a symbolic link (O_PATH with O_NOFOLLOW).
 //!
 //! An open for writing takes these steps in order: open the backing file without O_TRUNC; mark the file dirty if it is
 //! clean; truncate; return the descriptor. A file of an attached tree may be released or drained at any time: it is
@@ -16,6 +16,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
+use forebay_types::limits::PATH_MAX;
 use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
 use crate::connection::Role;
@@ -41,6 +42,8 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_PATH
     | libc::O_NOCTTY
     | libc::O_ASYNC;
+/// What counts beside O_PATH: the kernel ignores all other flags of open(2) then.
+const PATH_FLAGS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
 /// How often an open starts again when the file is replaced meanwhile.
 const ATTEMPTS: u32 = 4096;
 
@@ -155,13 +158,18 @@ impl Pool {
         escape: &mut PathBuffer,
         waits: bool,
     ) -> Door<Way> {
+        let flags = if flags & libc::O_PATH != 0 { flags & (PATH_FLAGS | BACKING_FILE) } else { flags };
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return self.open_temporary(place, flags, mode, escape).map(Way::Opened);
         }
         let create = flags & libc::O_CREAT != 0;
+        // As in Linux since 6.4.
+        if create && flags & libc::O_DIRECTORY != 0 {
+            return Err(Code::Invalid.into());
+        }
         let exclusive = create && flags & libc::O_EXCL != 0;
         let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
-        if create && place.path.last() == Some(&b'/') {
+        if create && !place.path.is_empty() && place.path.iter().all(|&b| b == b'/') {
             return Err(Code::IsDirectory.into());
         }
         for attempt in 0..ATTEMPTS {
@@ -183,13 +191,12 @@ impl Pool {
                 Target::Missing(..) => return Err(Code::NotFound.into()),
                 Target::Found(_) if exclusive => return Err(Code::Exists.into()),
                 Target::Found(found) if found.kind == Kind::Symlink => {
-                    return if flags & libc::O_PATH != 0 {
-                        Err(Code::NotSupported.into())
-                    } else if flags & libc::O_DIRECTORY != 0 {
-                        Err(Code::NotDirectory.into())
-                    } else {
-                        Err(Code::TooManySymlinks.into())
-                    };
+                    if flags & libc::O_DIRECTORY != 0 {
+                        return Err(Code::NotDirectory.into());
+                    } else if flags & libc::O_PATH == 0 {
+                        return Err(Code::TooManySymlinks.into());
+                    }
+                    self.open_symlink(found.ino, flags).map(Way::Opened)
                 }
                 Target::Found(found) => match self.attr_to_open(found.ino, flags) {
                     Ok(entry) if !waits && waits_for_other_end(&entry, flags) => {
@@ -489,6 +496,43 @@ impl Pool {
     /// Opens an anchor: an empty directory on the target whose name contains the inode number, and which is removed at
     /// once. The kernel's dup, fork, exec and fchdir work on it, and no file can be created in it by mistake.
     pub(crate) fn open_anchor(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
+        let make = |target: RawFd, name: &CStr| {
+            // SAFETY: the name is NUL-terminated.
+            errno::check(unsafe { libc::mkdirat(target, name.as_ptr(), 0o700) })
+        };
+        self.open_made(ino, (make, libc::AT_REMOVEDIR), libc::O_RDONLY | libc::O_DIRECTORY | flags)
+    }
+
+    /// Opens a symbolic link itself, with O_PATH: a link on the target with the same text, which is removed at once like an
+    /// anchor. [`Code::Stale`] if the link was removed meanwhile, [`Code::NotSupported`] if its text is too long for the
+    /// target (1 KiB on XFS).
+    #[cold]
+    fn open_symlink(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
+        let mut text = [0; PATH_MAX + 1];
+        let n = self.read_link_inode(ino, &mut text[..PATH_MAX]).map_err(|code| match code {
+            Code::NotFound => Code::Stale,
+            code => code,
+        })?;
+        debug_assert!(!text[..n].contains(&0));
+        let make = |target: RawFd, name: &CStr| {
+            let number = libc::SYS_symlinkat;
+            // SAFETY: text and name are NUL-terminated.
+            errno::check(unsafe { libc::syscall(number, text.as_ptr(), target, name.as_ptr()) as i32 })
+        };
+        let flags = libc::O_PATH | libc::O_NOFOLLOW | flags & libc::O_CLOEXEC;
+        self.open_made(ino, (make, 0), flags).map_err(|code| match code {
+            Code::NameTooLong => Code::NotSupported,
+            code => code,
+        })
+    }
+
+    /// Makes an anchor with `make`, opens it with `flags`, and removes it, `removal` being unlinkat's flags.
+    fn open_made(
+        &self,
+        ino: Ino,
+        (make, removal): (impl Fn(RawFd, &CStr) -> Result<i32, Code>, i32),
+        flags: i32,
+    ) -> Result<RawFd, Code> {
         let attached = self.attached()?;
         // SAFETY: cannot fail.
         let pid = unsafe { libc::getpid() } as u32;
@@ -497,26 +541,22 @@ impl Pool {
         let number = attached.reply.session.wrapping_add(DIRECTORIES.fetch_add(1, Ordering::Relaxed));
         let name = AnchorName::new(ino, pid, number);
         let name = name.as_c_str();
-        let make = || {
-            // SAFETY: the name is NUL-terminated.
-            errno::check(unsafe { libc::mkdirat(attached.target(), name.as_ptr(), 0o700) })
-        };
-        match make() {
+        match make(attached.target(), name) {
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
                 if attached.target_was_lost(self.address()) =>
             {
-                make()?
+                make(attached.target(), name)?
             }
             result => result?,
         };
-        let open = || open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
+        let open = || open_at(attached.target(), name, flags);
         let fd = match open() {
             // A daemon that has just started removes the anchors of killed clients, and does not know this one.
-            Err(Code::NotFound) => make().and_then(|_| open()),
+            Err(Code::NotFound) => make(attached.target(), name).and_then(|_| open()),
             result => result,
         };
-        // SAFETY: as above.
-        unsafe { libc::unlinkat(attached.target(), name.as_ptr(), libc::AT_REMOVEDIR) };
+        // SAFETY: the name is NUL-terminated.
+        unsafe { libc::unlinkat(attached.target(), name.as_ptr(), removal) };
         fd
     }
 }

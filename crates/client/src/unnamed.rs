@@ -8,8 +8,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::BackingName;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request, SetAttr};
 
+use crate::attributes::SET_GID;
 use crate::descriptor::proc_fd;
 use crate::errno;
 use crate::making::NewFile;
@@ -95,7 +96,10 @@ impl Pool {
         mode: u32,
         escape: &mut PathBuffer,
     ) -> Door<RawFd> {
-        let found = self.walk_found(place, true, escape)?;
+        if flags & libc::O_CREAT != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
+            return Err(Code::Invalid.into());
+        }
+        let found = self.walk_found(place, flags & libc::O_NOFOLLOW == 0, escape)?;
         if found.kind != Kind::Directory {
             return Err(Code::NotDirectory.into());
         }
@@ -116,6 +120,12 @@ impl Pool {
             }
             result => result?,
         };
+        let (above, _, group) = found.permissions;
+        if above & SET_GID != 0 {
+            // Refused to a user who is not in the group: then the file has the user's own.
+            // SAFETY: plain system call on our descriptor.
+            unsafe { libc::syscall(libc::SYS_fchown, fd, !0u32, group) };
+        }
         // SAFETY: plain system call on our descriptor.
         if let Err(code) = errno::check(unsafe { libc::fchmod(fd, mode & 0o7777) }) {
             close(fd);
@@ -204,10 +214,18 @@ impl Pool {
         set_mode(file.as_raw_fd(), BACKING_MODE)?;
         crate::nameless::forget(file.as_raw_fd());
         let named = self.name_as_backing(caller, (file.as_raw_fd(), kernel.st_dev), parent, name, mode);
-        if named.is_err() {
-            let _ = set_mode(file.as_raw_fd(), before);
+        match named {
+            // It keeps its group in a directory with the set-group-ID bit too.
+            Ok(entry) if entry.attr.gid != caller.gid => {
+                let set = SetAttr { gid: Some(caller.gid), ..SetAttr::default() };
+                Ok(self.set_attr(entry.attr.ino, set).unwrap_or(entry))
+            }
+            Ok(entry) => Ok(entry),
+            Err(code) => {
+                let _ = set_mode(file.as_raw_fd(), before);
+                Err(code)
+            }
         }
-        named
     }
 
     fn name_as_backing(

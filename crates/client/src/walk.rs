@@ -362,7 +362,7 @@ impl Pool {
 
     /// Walks to an inode. `follow` follows a symlink at the end; a symlink followed by a slash is always followed. With
     /// `to_create` a last name that the board does not have counts as missing, because the request that creates it
-    /// reports an existing one.
+    /// reports an existing one, and a last name followed by a slash is [`Code::IsDirectory`].
     pub(crate) fn walk_to(
         &self,
         place: Place<'_>,
@@ -423,6 +423,10 @@ impl Pool {
             if !last || matches!(name.as_bytes(), b"." | b"..") {
                 self.descend(&mut walk, &name)?;
                 continue;
+            }
+            // As in Linux, whatever the name leads to.
+            if slash && to_create {
+                return Err(Code::IsDirectory.into());
             }
             let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create, asked) {
                 Ok(found) => found,

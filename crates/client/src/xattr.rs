@@ -12,8 +12,11 @@ pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: 
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(Code::Range);
     }
+    if matches!(name, b"user." | b"trusted." | b"security.") {
+        return Err(Code::Invalid);
+    }
     let root = caller().uid == 0;
-    if name.starts_with(b"user.") && name.len() > 5 {
+    if name.starts_with(b"user.") {
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             return Err(if write { Code::NotPermitted } else { Code::NoAttribute });
         }

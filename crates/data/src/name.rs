@@ -4,8 +4,9 @@
 //! its stripe are 0. This short name is that of the one backing file of a single-stripe layout. Backing files of other
 //! layouts append `.<number>.<stripe>` in decimal. The number is the component's index plus one
 //! (`Layout::file_number`). An anchor is an empty directory that is removed at once and stands for a directory of the
-//! pool in a descriptor. Its name is `anchors/<inode number>.<process>.<number>`. Numbers have exactly one spelling:
-//! names with leading zeros or capitals are not accepted.
+//! pool in a descriptor, or a symbolic link that stands for one. Its name is
+//! `anchors/<inode number>.<process>.<number>`. Numbers have exactly one spelling: names with leading zeros or capitals
+//! are not accepted.
 //!
 //! Clients make and parse these names in signal handlers and after fork, so no code here allocates, locks or panics.
 

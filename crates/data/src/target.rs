@@ -6,6 +6,7 @@
 //!
 //! The last part of a path is never followed if it is a symbolic link. Only Forebay creates the directories above it.
 
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +19,7 @@ use crate::capacity::Medium;
 use crate::code_of;
 use crate::media::{backing_stat, timestamps, Access, BackingStat, Media, Space};
 use crate::mount::resize_tmpfs;
-use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
+use crate::name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 
 /// Mode of every file and directory of a target.
 const MODE: Mode = Mode::RWXU;
@@ -87,9 +88,17 @@ impl Target {
                 names.push(entry.file_name().to_owned());
             }
         }
-        let remove = |name: &&std::ffi::CString| {
-            rustix::fs::unlinkat(&anchors, name.as_c_str(), AtFlags::REMOVEDIR).is_ok()
+        let is_link = |name: &CStr| {
+            AnchorName::parse(name.to_bytes()).is_some()
+                && rustix::fs::readlinkat(&anchors, name, Vec::new()).is_ok()
         };
+        let remove =
+            |name: &&CString| match rustix::fs::unlinkat(&anchors, name.as_c_str(), AtFlags::REMOVEDIR) {
+                Err(Errno::NOTDIR) if is_link(name) => {
+                    rustix::fs::unlinkat(&anchors, name.as_c_str(), AtFlags::empty()).is_ok()
+                }
+                done => done.is_ok(),
+            };
         Ok(names.iter().filter(remove).count() as u64)
     }
 

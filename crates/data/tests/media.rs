@@ -545,7 +545,7 @@ fn target_open_of_what_is_no_target_says_so() {
 }
 
 #[test]
-fn target_remove_anchors_removes_empty_directories_and_nothing_else() {
+fn target_remove_anchors_removes_empty_directories_and_links_and_nothing_else() {
     let scratch = Scratch::new();
     let target = target_in(std::fs::File::open(scratch.path()).unwrap());
     target.create(INO, 0, 0).unwrap();
@@ -556,9 +556,13 @@ fn target_remove_anchors_removes_empty_directories_and_nothing_else() {
     }
     std::fs::create_dir_all(anchors.join("kept/within")).unwrap();
     std::fs::write(anchors.join("file"), "kept").unwrap();
-    assert_eq!(target.remove_anchors(), Ok(3));
+    let name = forebay_data::AnchorName::new(INO, 4711, 3);
+    let link = scratch.path().join(name.as_c_str().to_str().unwrap());
+    std::os::unix::fs::symlink("kept", link).unwrap();
+    std::os::unix::fs::symlink("kept", anchors.join("link")).unwrap();
+    assert_eq!(target.remove_anchors(), Ok(4));
     assert_eq!(target.remove_anchors(), Ok(0));
-    assert_eq!(std::fs::read_dir(anchors).unwrap().count(), 2);
+    assert_eq!(std::fs::read_dir(anchors).unwrap().count(), 3);
     assert!(target.stat(INO, 0, 0).is_ok());
 }
 

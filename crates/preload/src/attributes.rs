@@ -12,9 +12,14 @@ const HERE: c_int = libc::AT_FDCWD;
 
 #[inline(always)]
 unsafe fn chmod_any(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> isize {
-    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: libc's contract.
     unsafe {
+        if stat::is_descriptor(path, flags) && dirfd != HERE {
+            if let Some((pool, ino)) = descriptor::inode_of(dirfd) {
+                return pool.chmod_open(dirfd, ino, mode) as isize;
+            }
+        }
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         if follow {
             let nameless = |fd, pool: Pool, ino| pool.chmod_open(fd, ino, mode) as isize;
             if let Some(result) = magic::nameless(path, nameless) {
@@ -46,7 +51,10 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
     // SAFETY: libc's contract.
     unsafe {
         if stat::is_descriptor(path, flags) && dirfd != HERE {
-            return fchown_any(dirfd, uid, gid);
+            return match descriptor::inode_of(dirfd) {
+                Some((pool, ino)) => pool.chown_open(dirfd, ino, uid, gid) as isize,
+                None => system_call!(libc::SYS_fchownat, dirfd, path, uid, gid, flags),
+            };
         }
         let (path, flags) = stat::here_for_empty(path, flags);
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
@@ -71,17 +79,6 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
     }
 }
 
-fn fchown_any(fd: c_int, uid: uid_t, gid: gid_t) -> isize {
-    match descriptor::inode_of(fd) {
-        Some((pool, ino)) => {
-            // SAFETY: the handle is attached.
-            unsafe { pool.chown_open(fd, ino, uid, gid) as isize }
-        }
-        // SAFETY: it touches no memory.
-        None => unsafe { system_call!(libc::SYS_fchown, fd, uid, gid) },
-    }
-}
-
 interpose! {
     /// chmod(2)
     chmod = fn(path: *const c_char, mode: mode_t) -> c_int {
@@ -103,7 +100,7 @@ interpose! {
 
     /// fchmod(2)
     fchmod = fn(fd: c_int, mode: mode_t) -> c_int {
-        answer_int(match descriptor::inode_of(fd) {
+        answer_int(match descriptor::opened_inode_of(fd) {
             // SAFETY: the handle is attached.
             Some((pool, ino)) => unsafe { pool.chmod_open(fd, ino, mode) as isize },
             // SAFETY: it touches no memory.
@@ -131,7 +128,12 @@ interpose! {
 
     /// fchown(2)
     fchown = fn(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
-        answer_int(fchown_any(fd, uid, gid))
+        answer_int(match descriptor::opened_inode_of(fd) {
+            // SAFETY: the handle is attached.
+            Some((pool, ino)) => unsafe { pool.chown_open(fd, ino, uid, gid) as isize },
+            // SAFETY: it touches no memory.
+            None => unsafe { system_call!(libc::SYS_fchown, fd, uid, gid) },
+        })
     }
 
     /// truncate(2)

@@ -1,7 +1,7 @@
 //! Which descriptors belong to the pool.
 //!
-//! A descriptor of the pool is that of a file's backing file (of mode 0700), of a directory's anchor (a removed
-//! directory, which has no links), or of a directory of the pool's mount. A file of another node, opened by that mount,
+//! A descriptor of the pool is that of a file's backing file (of mode 0700), of a directory's or symbolic link's anchor
+//! (which was removed and has no links), or of a directory of the pool's mount. A file of another node, opened by that mount,
 //! has the device of the mount. The kernel's fstat shows this without an attached pool, and only a candidate is looked
 //! up in the pool. So descriptors that came through fork, exec or a socket are found too.
 //!
@@ -35,8 +35,10 @@ const COUNTED: libc::mode_t = 0o7777 & !libc::S_ISVTX;
 #[inline]
 pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
     let permissions = stat.st_mode & COUNTED;
-    if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
-        return is_anchor(stat) || is_on_mount(Some(fd), stat.st_dev);
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFDIR => return is_anchor(stat) || is_on_mount(Some(fd), stat.st_dev),
+        libc::S_IFLNK => return stat.st_nlink == 0,
+        _ => {}
     }
     permissions == BACKING_PERMISSIONS
         || (permissions & !BACKING_PERMISSIONS == 0 && door::is_attached())
@@ -190,11 +192,26 @@ pub(crate) fn inode_of(fd: c_int) -> Option<(Pool, u64)> {
 /// The pool's inode behind `fd`, if it is one and has a name.
 pub(crate) fn named_inode_of(fd: c_int) -> Option<(Pool, u64)> {
     let stat = kernel_stat(fd)?;
-    let is_directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
-    if !is_candidate(fd, &stat) || (!is_directory && stat.st_nlink == 0) {
+    let may_be_anchor = matches!(stat.st_mode & libc::S_IFMT, libc::S_IFDIR | libc::S_IFLNK);
+    if !is_candidate(fd, &stat) || (!may_be_anchor && stat.st_nlink == 0) {
         return None;
     }
     ask(fd, &stat)
+}
+
+/// The pool's inode behind `fd`, if it is one and `fd` is not an O_PATH descriptor: by that the kernel refuses all calls
+/// that take a descriptor alone.
+pub(crate) fn opened_inode_of(fd: c_int) -> Option<(Pool, u64)> {
+    let found = inode_of(fd)?;
+    // SAFETY: it touches no memory.
+    let flags = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    (flags >= 0 && flags as c_int & libc::O_PATH == 0).then_some(found)
+}
+
+/// True for an open descriptor; the working directory counts as one.
+pub(crate) fn is_open(fd: c_int) -> bool {
+    // SAFETY: it touches no memory.
+    fd == libc::AT_FDCWD || unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0
 }
 
 /// True for a regular file without a name, such as one opened with O_TMPFILE, and for one that another thread may be

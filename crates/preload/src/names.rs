@@ -52,10 +52,15 @@ unsafe fn rename_any(
 ) -> isize {
     // SAFETY: libc's contract.
     unsafe {
+        let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
+        let both = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+        if flags & !known != 0 || flags & both == both {
+            return -(libc::EINVAL as isize);
+        }
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),
-            false,
+            (false, false),
             |from_dirfd, from, to_dirfd, to| {
                 if flags == 0 {
                     return system_call!(libc::SYS_renameat, from_dirfd, from, to_dirfd, to);
@@ -74,6 +79,9 @@ unsafe fn link_any(
     to: *const c_char,
     flags: c_int,
 ) -> isize {
+    if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return -(libc::EINVAL as isize);
+    }
     // SAFETY: libc's contract.
     unsafe {
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
@@ -87,6 +95,17 @@ unsafe fn link_any(
             if let Some(result) = link_unnamed(from_dirfd, to_dirfd, to) {
                 return result;
             }
+            // A file outside the pool.
+            return route::on_path(
+                to_dirfd,
+                to,
+                false,
+                |to_dirfd, to| system_call!(libc::SYS_linkat, from_dirfd, from, to_dirfd, to, flags),
+                |_, _, _| match descriptor::is_open(from_dirfd) {
+                    true => -i64::from(libc::EXDEV),
+                    false => -i64::from(libc::EBADF),
+                },
+            );
         } else if follow && !crate::path::is_wild(from) && *from as u8 == b'/' && magic::may_be(from) {
             // The usual path for naming a file that was opened with O_TMPFILE: /proc/self/fd/N.
             let linked = magic::end_of(crate::path::bytes(from), |fd| link_unnamed(fd, to_dirfd, to));
@@ -97,16 +116,11 @@ unsafe fn link_any(
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),
-            follow,
+            (follow, true),
             |from_dirfd, from, to_dirfd, to| {
                 system_call!(libc::SYS_linkat, from_dirfd, from, to_dirfd, to, flags)
             },
-            |pool, from, to, escape| {
-                if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
-                    return -i64::from(libc::EINVAL);
-                }
-                pool.link(from, to, follow as i32, escape)
-            },
+            |pool, from, to, escape| pool.link(from, to, follow as i32, escape),
         )
     }
 }
@@ -194,6 +208,12 @@ pub(crate) unsafe fn readlink_any(dirfd: c_int, path: *const c_char, out: *mut u
 }
 
 unsafe fn mknod_any(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> isize {
+    // Refused before the path is read.
+    match mode & libc::S_IFMT {
+        0 | libc::S_IFREG | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK => {}
+        libc::S_IFDIR => return -(libc::EPERM as isize),
+        _ => return -(libc::EINVAL as isize),
+    }
     // SAFETY: libc's contract.
     unsafe {
         route::on_path(

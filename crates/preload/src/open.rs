@@ -9,7 +9,8 @@ use crate::abi::Place;
 use crate::door::Pool;
 use crate::fortified::overflow;
 use crate::interpose::{answer_int, raw};
-use crate::{cwd, descriptor, durable, magic, real, route, umask};
+use crate::path::is_wild;
+use crate::{cwd, descriptor, durable, magic, real, route, settings, umask};
 
 /// Opens a file in the pool or outside. Returns the descriptor or a negative errno.
 ///
@@ -78,7 +79,8 @@ pub(crate) unsafe fn open_place(
     mode: mode_t,
     escape: *mut u8,
 ) -> i64 {
-    let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    let makes = flags & libc::O_PATH == 0
+        && (flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE);
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
     // SAFETY: the contract of abi.rs is kept.
     let fd = unsafe { pool.open(place, flags, mode, escape) };
@@ -91,6 +93,59 @@ pub(crate) unsafe fn open_place(
         durable::note_opened(pool, fd as c_int, flags);
     }
     fd
+}
+
+/// The argument of openat2(2), in its first version.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+/// openat2(2), if it does what openat(2) does. `None` for what only the kernel can do: to resolve a path with
+/// restrictions, or to refuse the arguments.
+///
+/// # Safety
+/// `path` is null or a C string, and `how` is null or has `bytes` bytes.
+pub(crate) unsafe fn openat2(
+    dirfd: c_int,
+    path: *const c_char,
+    how: *const OpenHow,
+    bytes: usize,
+) -> Option<c_int> {
+    const KNOWN: c_int = libc::O_ACCMODE
+        | libc::O_CREAT
+        | libc::O_EXCL
+        | libc::O_NOCTTY
+        | libc::O_TRUNC
+        | libc::O_APPEND
+        | libc::O_NONBLOCK
+        | libc::O_SYNC
+        | libc::O_ASYNC
+        | libc::O_DIRECT
+        | libc::O_DIRECTORY
+        | libc::O_NOFOLLOW
+        | libc::O_NOATIME
+        | libc::O_CLOEXEC
+        | libc::O_PATH
+        | libc::O_TMPFILE;
+    if bytes != size_of::<OpenHow>() || is_wild(how) || settings::prefix_bytes() == 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let OpenHow { flags, mode, resolve } = unsafe { how.read_unaligned() };
+    let flags = c_int::try_from(flags).ok().filter(|flags| flags & !KNOWN == 0)?;
+    let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    // With O_PATH openat2 refuses what openat ignores.
+    let ignored = flags & libc::O_PATH != 0
+        && flags & !(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC) != 0;
+    if resolve != 0 || mode & !0o7777 != 0 || mode != 0 && !makes || ignored {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    Some(answer_int(unsafe { open_any(dirfd, path, flags, mode as mode_t) }))
 }
 
 /// Ends the program, as libc's fortified open does, when the flags need a mode and the call has none.

@@ -7,8 +7,8 @@ use crate::boundary::{guard, Returned};
 use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
 use crate::door::{heard, Pool};
-use crate::mounted;
 use crate::path::{is_wild, Buffer};
+use crate::{mounted, real};
 
 /// How often a path may cross between the kernel's tree and the pool.
 const CHANGES_MAX: u32 = 40;
@@ -117,14 +117,15 @@ enum Side {
 }
 
 /// Makes a call on two paths: `kernel` when both are in the kernel's tree, `pool` when both are in the pool, otherwise
-/// EXDEV. `follow` applies to the first path. A link at the end of the second is never followed.
+/// EXDEV, unless one of them leads nowhere. `follow` applies to the first path, and `looks_up` is true if its last name is looked up
+/// before the two sides are compared. A link at the end of the second is never followed.
 ///
 /// # Safety
 /// The paths are null or C strings.
 pub(crate) unsafe fn on_two_paths(
     from: (c_int, *const c_char),
     to: (c_int, *const c_char),
-    follow: bool,
+    (follow, looks_up): (bool, bool),
     kernel: impl Fn(c_int, *const c_char, c_int, *const c_char) -> isize,
     pool: impl Fn(Pool, Place, Place, *mut u8) -> i64,
 ) -> isize {
@@ -152,9 +153,36 @@ pub(crate) unsafe fn on_two_paths(
                         result => heard(result) as isize,
                     }
                 }
-                _ => -(libc::EXDEV as isize),
+                (Ok(Side::Pool(door, from)), Ok(Side::Kernel)) => {
+                    match door.reach(from, follow, escape.first()) {
+                        Err(ESCAPED) | Ok(_) => crossed(to, false),
+                        Err(failed) if failed as isize == ENOENT && !looks_up => crossed(to, false),
+                        Err(failed) => heard(failed) as isize,
+                    }
+                }
+                (Ok(Side::Kernel), Ok(Side::Pool(..))) => crossed(from, looks_up),
             }
         })
+    }
+}
+
+/// The answer for two paths on two sides: EXDEV, or what is wrong with the one in the kernel's tree, whose last name must
+/// exist if `looks_up` is true.
+///
+/// # Safety
+/// `path` is a C string.
+#[cold]
+unsafe fn crossed((dirfd, path): (c_int, *const c_char), looks_up: bool) -> isize {
+    // SAFETY: the caller's promise.
+    if unsafe { *path } == 0 {
+        return ENOENT;
+    }
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the caller's promise, and a writable structure.
+    match unsafe { real::fstatat(dirfd, path, stat.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) } {
+        0.. => -(libc::EXDEV as isize),
+        ENOENT if !looks_up => -(libc::EXDEV as isize),
+        failed => failed,
     }
 }
 

@@ -7,7 +7,7 @@ use libc::stat as Stat;
 use crate::abi::Place;
 use crate::door::Pool;
 use crate::interpose::{answer_int, raw};
-use crate::path::is_wild;
+use crate::path::{is_wild, Buffer};
 use crate::{descriptor, real, route};
 
 const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
@@ -145,6 +145,17 @@ unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_i
     let effective = flags & libc::AT_EACCESS != 0;
     // SAFETY: libc's contract.
     unsafe {
+        let is_descriptor = is_descriptor(path, flags);
+        if is_descriptor && dirfd != libc::AT_FDCWD {
+            if let Some((pool, dir)) = descriptor::named_inode_of(dirfd) {
+                let (itself, mut escape) = (Place { dir, path: std::ptr::null(), bytes: 0 }, Buffer::new());
+                return pool.access(itself, amode, effective as i32, follow as i32, escape.first()) as isize;
+            }
+        }
+        let (path, flags) = match is_descriptor && dirfd == libc::AT_FDCWD {
+            true => here_for_empty(path, flags),
+            false => (path, flags),
+        };
         route::on_path(
             dirfd,
             path,

@@ -10,6 +10,8 @@ use crate::{
 
 /// faccessat2(2), the same number everywhere.
 const FACCESSAT2: c_long = 439;
+/// openat2(2).
+const OPENAT2: c_long = 437;
 /// fchmodat2(2).
 const FCHMODAT2: c_long = 452;
 
@@ -39,6 +41,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Option<c_lon
     let result = unsafe {
         match number {
             libc::SYS_openat => open::openat(at, path, c as c_int, d as libc::mode_t),
+            OPENAT2 => return open::openat2(at, path, c as *const open::OpenHow, d).map(c_long::from),
             libc::SYS_newfstatat => stat::fstatat(at, path, c as *mut libc::stat, d as c_int),
             libc::SYS_fstat => stat::fstat(fd, b as *mut libc::stat),
             libc::SYS_statx if b != 0 => {

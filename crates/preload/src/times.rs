@@ -19,6 +19,10 @@ unsafe fn set_any(dirfd: c_int, path: *const c_char, times: Times, flags: c_int)
         if !times.is_null() && is_wild(times) {
             return -(libc::EFAULT as isize);
         }
+        // Nothing to do, whatever the path is.
+        if times.as_ref().is_some_and(|times| times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT)) {
+            return 0;
+        }
         if path.is_null() || crate::stat::is_descriptor(path, flags) {
             return set_descriptor(dirfd, path, times, flags);
         }
@@ -40,7 +44,9 @@ unsafe fn set_any(dirfd: c_int, path: *const c_char, times: Times, flags: c_int)
 unsafe fn set_descriptor(fd: c_int, path: *const c_char, times: Times, flags: c_int) -> isize {
     // SAFETY: libc's contract; the handle is attached.
     unsafe {
-        match descriptor::inode_of(fd) {
+        // Without a path it is futimens, which refuses an O_PATH descriptor.
+        let found = if path.is_null() { descriptor::opened_inode_of(fd) } else { descriptor::inode_of(fd) };
+        match found {
             Some((pool, ino)) => pool.set_times_open(fd, ino, times) as isize,
             None => system_call!(libc::SYS_utimensat, fd, path, times, flags),
         }

@@ -123,7 +123,7 @@ interpose! {
     fgetxattr = fn(fd: c_int, name: *const c_char, value: *mut c_void, room: usize) -> isize {
         // SAFETY: libc's contract; the handle is attached.
         answer(unsafe {
-            match descriptor::inode_of(fd) {
+            match descriptor::opened_inode_of(fd) {
                 Some(_) if is_bad(name, value, room) => EFAULT as isize,
                 Some((pool, ino)) => {
                     pool.get_xattr_open(fd, ino, name, value.cast(), room) as isize
@@ -167,7 +167,7 @@ interpose! {
     ) -> c_int {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
-            match descriptor::inode_of(fd) {
+            match descriptor::opened_inode_of(fd) {
                 Some(_) if is_bad(name, value, bytes) => EFAULT as isize,
                 Some((pool, ino)) => {
                     pool.set_xattr_open(fd, ino, name, value.cast(), bytes, flags as u32) as isize
@@ -193,7 +193,7 @@ interpose! {
     flistxattr = fn(fd: c_int, names: *mut c_char, room: usize) -> isize {
         // SAFETY: libc's contract; the handle is attached.
         answer(unsafe {
-            match descriptor::inode_of(fd) {
+            match descriptor::opened_inode_of(fd) {
                 Some(_) if room > 0 && is_wild(names) => EFAULT as isize,
                 Some((pool, ino)) => {
                     pool.list_xattr_open(fd, ino, names.cast(), room) as isize
@@ -219,7 +219,7 @@ interpose! {
     fremovexattr = fn(fd: c_int, name: *const c_char) -> c_int {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
-            match descriptor::inode_of(fd) {
+            match descriptor::opened_inode_of(fd) {
                 Some(_) if is_wild(name) => EFAULT as isize,
                 Some((pool, ino)) => pool.remove_xattr_open(fd, ino, name) as isize,
                 None => system_call!(libc::SYS_fremovexattr, fd, name),

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 29] = [
+const SECTIONS: [&str; 32] = [
     "stdio",
     "directories",
     "walks",
@@ -35,6 +35,9 @@ const SECTIONS: [&str; 29] = [
     "children",
     "nameless",
     "pointers",
+    "path descriptors",
+    "open flags",
+    "slashes",
 ];
 
 #[test]

@@ -89,5 +89,8 @@ void test_cancelled(void);
 void test_children(void);
 void test_nameless(void);
 void test_pointers(void);
+void test_path_descriptors(void);
+void test_open_flags(void);
+void test_slashes(void);
 
 #endif

@@ -76,7 +76,8 @@ int main(int argc, char **argv)
         {"locks", test_locks},           {"directory locks", test_directory_locks},
         {"closing", test_closing},       {"handlers", test_handlers},       {"stopped", test_stopped},
         {"cancelled", test_cancelled},   {"children", test_children},       {"nameless", test_nameless},
-        {"pointers", test_pointers},
+        {"pointers", test_pointers},     {"path descriptors", test_path_descriptors},
+        {"open flags", test_open_flags}, {"slashes", test_slashes},
     };
     if (argc >= 2 && strcmp(argv[1], "report") == 0)
         return report(argc, argv);

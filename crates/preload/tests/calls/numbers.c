@@ -52,6 +52,21 @@ void test_numbers(void)
     CHECK(strcmp(text, under("dir")) == 0);
     CHECK(syscall(SYS_fchdir, dir) == 0 && exists("made"));
     CHECK(syscall(SYS_close, dir) == 0);
+    struct {
+        unsigned long long flags, mode, resolve;
+    } how = {O_CREAT | O_EXCL | O_RDWR, 0604, 0};
+    fd = syscall(SYS_openat2, AT_FDCWD, "made2", &how, sizeof how);
+    CHECK(fd >= 0 && write(fd, "two", 3) == 3 && close(fd) == 0 && holds(under("made2"), "two"));
+    CHECK(stat("made2", &st) == 0 && (st.st_mode & 07777) == 0604);
+    FAILS(syscall(SYS_openat2, AT_FDCWD, under("made2"), &how, sizeof how), EEXIST);
+    how.flags = O_RDONLY;
+    FAILS(syscall(SYS_openat2, AT_FDCWD, "made2", &how, sizeof how), EINVAL);
+    how.mode = 0;
+    fd = syscall(SYS_openat2, AT_FDCWD, under("made2"), &how, sizeof how);
+    CHECK(fd >= 0 && read(fd, text, 8) == 3 && close(fd) == 0);
+    how.flags = O_PATH | O_RDWR;
+    FAILS(syscall(SYS_openat2, AT_FDCWD, "made2", &how, sizeof how), EINVAL);
+    FAILS(syscall(SYS_openat2, AT_FDCWD, "made2", &how, 8L), EINVAL);
     /* Calls that do not concern the pool, with all their arguments. */
     CHECK(syscall(SYS_getpid) == getpid());
     char *memory = (char *)syscall(SYS_mmap, NULL, 8192L, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);

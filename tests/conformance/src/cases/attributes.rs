@@ -16,6 +16,8 @@ pub(super) const CASES: &[Case] = &[
         "chown sets owner and group, either of them alone, also of a symbolic link, and clears the set-id bits of a file."),
     case!(create_in_a_set_group_id_directory_takes_its_group [Root];
         "A file, directory or link created in a directory with the set-group-ID bit gets its group, and a directory also the bit."),
+    case!(unnamed_file_of_a_set_group_id_directory_has_its_group [Root, OwnData, OneNode];
+        "A file, directory or link created in a directory with the set-group-ID bit gets its group, and a directory also the bit."),
     case!(umask_applies_to_what_is_made;
         "The umask applies to new files, directories, FIFOs, sockets and device nodes, and to nothing else."),
     case!(directory_link_count_follows_its_subdirectories;
@@ -113,6 +115,30 @@ fn create_in_a_set_group_id_directory_takes_its_group(door: &dyn Door) -> Verdic
     }
     equal(door.stat("d/sub")?.permissions(), 0o2755)?;
     equal(door.stat("d/f")?.permissions(), 0o644)
+}
+
+fn unnamed_file_of_a_set_group_id_directory_has_its_group(door: &dyn Door) -> Verdict {
+    for (dir, mode) in [("plain", 0o775), ("set", 0o2775)] {
+        door.make_directory(dir)?;
+        door.chown_at(dir.into(), None, Some(4321), true)?;
+        door.chmod(dir, mode)?;
+    }
+    // SAFETY: no memory is passed.
+    let own = unsafe { libc::getegid() };
+    for (from, gid) in [("plain", own), ("set", 4321)] {
+        let fd = door.open(from, O_RDWR | libc::O_TMPFILE, 0o2750)?;
+        let stat = door.stat_handle(fd.as_raw_fd())?;
+        equal((stat.gid, stat.mode), (gid, libc::S_IFREG | 0o2750))?;
+        // It keeps the group, wherever it gets its name.
+        for to in ["plain", "set"] {
+            let fd = door.open(from, O_RDWR | libc::O_TMPFILE, 0o640)?;
+            let name = format!("{to}/from-{from}");
+            door.link_handle(fd.as_raw_fd(), name.as_str().into())?;
+            equal(door.stat(&name)?.gid, gid)?;
+            equal(door.stat_handle(fd.as_raw_fd())?.gid, gid)?;
+        }
+    }
+    Ok(())
 }
 
 fn umask_applies_to_what_is_made(door: &dyn Door) -> Verdict {
