@@ -43,7 +43,9 @@ pub trait Medium: Sync {
     /// How many requests it serves at the same time.
     fn threads(&self) -> usize;
 
-    /// True if requests wait, for their time, for memory or for another process. Otherwise they are copies of memory alone.
+    /// True if a request may wait: for the time that its medium takes, or for another process. Otherwise requests are copies of
+    /// memory that is there, and one thread may serve them one after the other while it polls for the next. Clearing a range is
+    /// never served so, because it takes time in proportion to the range.
     fn waits(&self) -> bool {
         true
     }

@@ -9,10 +9,10 @@
 //!          ALONE_MIN requests, each by itself
 //!   deep ──────────────────────────────────────► shallow      the thread that served the last one leads
 //!        ◄──────────────────────────────────────
-//!          BURST requests that were there at once, in a row; a busy machine; the end
+//!          BURST requests that were there at once, in a row; a busy machine; one that may take long; the end
 //! ```
 //! Each return to deep makes the next change to shallow harder ([`Turns::needed`]), so that a load that is neither does not
-//! change all the time. A leader that finds nothing for a while sleeps in the kernel: a device without requests takes no
+//! change all the time; one for a request that may take long does not, as it says nothing of the load. A leader that finds nothing for a while sleeps in the kernel: a device without requests takes no
 //! processor. It yields the processor between polls, because the program, the loop device's worker, or the kernel's thread
 //! that completes requests may need it, does not poll for [`BUSY`] after a yield that took long, and leads no more after some
 //! of those ([`STRIKES`]).
@@ -84,12 +84,14 @@ struct Over(io::Result<()>);
 struct EndOfLeading<'a> {
     turns: &'a Turns,
     device: &'a Device,
+    /// The next change to shallow is to be harder.
+    is_for_load: bool,
 }
 
 impl Drop for EndOfLeading<'_> {
     fn drop(&mut self) {
         self.device.set_waiting(true);
-        self.turns.end_shallow();
+        self.turns.end_shallow(self.is_for_load);
     }
 }
 
@@ -144,8 +146,10 @@ impl Turns {
             };
             let led = match done {
                 Ok(true) => {
-                    let _end = EndOfLeading { turns: self, device };
-                    self.lead(device, buffer, &mut serve)
+                    let mut end = EndOfLeading { turns: self, device, is_for_load: true };
+                    let led = self.lead(device, buffer, &mut serve);
+                    end.is_for_load = !matches!(led, Ok(Some(_)));
+                    led
                 }
                 Ok(false) => Ok(None),
                 Err(over) => Err(over),
@@ -312,10 +316,12 @@ impl Turns {
     }
 
     /// The leader leads no more.
-    fn end_shallow(&self) {
+    fn end_shallow(&self, is_for_load: bool) {
         self.alone.store(0, Ordering::Relaxed);
-        let needed = self.needed.load(Ordering::Relaxed);
-        self.needed.store((needed * 2).min(ALONE_MAX), Ordering::Relaxed);
+        if is_for_load {
+            let needed = self.needed.load(Ordering::Relaxed);
+            self.needed.store((needed * 2).min(ALONE_MAX), Ordering::Relaxed);
+        }
         self.mode.store(DEEP, Ordering::Release);
         wait::wake(&self.mode, i32::MAX);
     }
@@ -382,11 +388,11 @@ mod tests {
                 .map(|(index, device)| {
                     let (served, all) = (&served, &all);
                     let serve = move |bytes: &[u8]| {
-                        let number = u32::from_ne_bytes(bytes.try_into().unwrap());
+                        let number = u32::from_ne_bytes(*bytes.first_chunk().unwrap());
                         served(number);
                         all.lock().unwrap().push((number, std::thread::current().id()));
                     };
-                    scope.spawn(move || turns.serve(index, device, &mut [0; 64], serve))
+                    scope.spawn(move || turns.serve(index, device, &mut [0; 128], serve))
                 })
                 .collect();
             send(&mut writer);
@@ -475,5 +481,41 @@ mod tests {
         let is_led = |(number, _): &&(u32, ThreadId)| (led..led + LED).contains(number);
         let leaders: HashSet<ThreadId> = served.iter().filter(is_led).map(|(_, thread)| *thread).collect();
         assert_eq!(leaders.len(), 1);
+    }
+
+    /// A request to clear a range. Its number is its length.
+    fn fallocate() -> [u8; 72] {
+        let mut request = [0; 72];
+        request[..4].copy_from_slice(&72u32.to_ne_bytes());
+        request[4..8].copy_from_slice(&op::FALLOCATE.to_ne_bytes());
+        assert!(is_long(&request));
+        request
+    }
+
+    #[test]
+    fn request_that_may_take_long_ends_the_leading_and_does_not_make_the_next_harder() {
+        let (turns, done) = (Turns::new(THREADS).unwrap(), AtomicU32::new(0));
+        const LED: u32 = 20;
+        let send = |writer: &mut File| {
+            let is_led = || turns.mode.load(Ordering::Acquire) == SHALLOW;
+            let mut starts = (100..u32::MAX).step_by(LED as usize);
+            // On a busy machine the leading may end for another reason in the meantime.
+            let is_as_before = (0..6).any(|_| {
+                let led = starts.by_ref().take(100_000).find(|start| {
+                    send_one_by_one(writer, *start..start + LED, &done);
+                    is_led()
+                });
+                assert!(led.is_some(), "no thread leads");
+                let (needed, before) = (turns.needed.load(Ordering::Acquire), done.load(Ordering::Acquire));
+                assert!(needed < ALONE_MAX, "it would not show");
+                writer.write_all(&fallocate()).unwrap();
+                eventually("it is served", || done.load(Ordering::Acquire) > before && !is_led());
+                turns.needed.load(Ordering::Acquire) == needed
+            });
+            assert!(is_as_before, "the next change takes {} requests", turns.needed.load(Ordering::Acquire));
+        };
+        serve(&turns, send, |_| {
+            done.fetch_add(1, Ordering::AcqRel);
+        });
     }
 }

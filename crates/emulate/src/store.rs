@@ -86,6 +86,8 @@ impl Store {
             if base == libc::MAP_FAILED {
                 return failed();
             }
+            // A core dump would have all of the medium.
+            libc::madvise(base, bytes, libc::MADV_DONTDUMP);
             (memory, base)
         };
         let blocks = if guards.checksum { bytes / BLOCK_BYTES } else { 0 };

@@ -35,8 +35,10 @@ pub struct Registered {
 pub enum Direction {
     /// From the peer's memory to local memory.
     Read,
-    /// As `Read`, to memory that others use: no byte is stored after the deadline, or once the transfer was reported. If the
-    /// deadline passes, other operations may fail too. For endpoints that copy ([`Limits::copies`]).
+    /// As `Read`, to memory that others use: no byte is stored there after the deadline, or once the transfer was reported. If
+    /// the deadline passes, the endpoint may replace the local memory ([`Region::detach`]). Then it is registered no longer
+    /// ([`Endpoint::is_registered`]), and other `ReadInTime` transfers to it fail too. So no other transfers use that region.
+    /// For endpoints that copy ([`Limits::copies`]).
     ReadInTime,
     /// From local memory to the peer's.
     Write,
@@ -245,8 +247,11 @@ pub trait Endpoint: Send {
     /// Ends the peers' access. Ignores unknown numbers.
     fn unregister(&mut self, local: Local);
 
-    /// Starts a transfer. If the peer refuses it (unknown key, out of bounds), it is reported as `Failed`. Other
-    /// operations in progress with that peer may then fail too.
+    /// True for memory that transfers can use: it was registered, and neither unregistered nor replaced since.
+    fn is_registered(&self, local: Local) -> bool;
+
+    /// Starts a transfer; none whose deadline has passed: that is reported as `Failed`. If the peer refuses it (unknown key,
+    /// out of bounds), it is reported as `Failed`, and other operations in progress with that peer may fail too.
     ///
     /// # Errors
     /// [`Code::Fault`] if the range is not in registered local memory, [`Code::Busy`], [`Code::Invalid`].

@@ -1,5 +1,7 @@
 //! The test suite of endpoints, run over the simulated network and over libfabric's providers on 127.0.0.1.
 
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{Access, Direction, Endpoint, Event, Peer, Region, Transfer};
 use forebay_types::Code;
 use forebay_wire::Memory;
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use rustix::mm::{mmap, MapFlags, ProtFlags};
 
 const MIB: usize = 1 << 20;
 
@@ -502,46 +506,135 @@ fn forgotten_peer_comes_back_when_connected(bed: Bed) {
     }
 }
 
-/// A peer's bytes that arrive while this end is stopped.
-fn transfer_to_memory_that_others_use_stores_nothing_after_its_deadline(bed: Bed) {
+/// Memory that others use, and what they see of it.
+struct Shared(OwnedFd);
+
+impl Shared {
+    fn new() -> Shared {
+        let memory = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, MIB as u64).unwrap();
+        Shared(memory)
+    }
+
+    /// A mapping, which the test never unmaps.
+    fn region(&self) -> Arc<Region> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping overlaps nothing, and stays.
+        Arc::new(unsafe {
+            let start = mmap(std::ptr::null_mut(), MIB, access, MapFlags::SHARED, &self.0, 0).unwrap();
+            Region::foreign(NonNull::new(start.cast()).unwrap(), MIB, Box::new(()))
+        })
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let mut all = vec![0; MIB];
+        assert_eq!(rustix::io::pread(&self.0, &mut all, 0), Ok(MIB));
+        all
+    }
+}
+
+/// Bytes of several peers arrive while this end is stopped. Then it makes one call or another.
+fn transfers_to_memory_that_others_use_store_nothing_after_their_deadline(bed: Bed) {
     const IN_TIME: Duration = Duration::from_millis(100);
-    let mut room = Room::new(bed, 2);
+    const PEERS: usize = 3;
+    // Fewer than a socket holds.
+    const BYTES: usize = 64 << 10;
+    let mut room = Room::new(bed, 1 + PEERS);
     if !room.ends[0].limits().copies {
         return println!("skipped: the provider is not one that copies");
     }
-    let to = room.peer(0, 1);
-    let remote = room.ends[1].register(filled(1, MIB), Access::BOTH).unwrap().remote;
-    let memory = Arc::new(Region::new(MIB).unwrap());
-    let local = room.ends[0].register(memory.clone(), Access::LOCAL).unwrap().local;
-    // Fewer bytes than a socket holds.
-    let bytes = 64 << 10;
-    let transfer = Transfer { direction: Direction::ReadInTime, local, local_offset: 0, remote, bytes };
-    assert_eq!(room.until_transfer_works(0, to, &transfer, 1), 0);
-    let before = pattern(2, MIB);
-    memory.write_at(0, &before).unwrap();
-    if let Bed::Simulated(network, _) = &room.bed {
-        network.stop(2, true);
-    }
-    let deadline = room.ends[0].now() + IN_TIME;
-    room.ends[0].transfer(to, &transfer, 10, deadline).unwrap();
-    while room.ends[0].now() < deadline + Duration::from_millis(10) {
-        match &room.bed {
-            Bed::Simulated(network, _) => network.turn(),
-            Bed::Libfabric(_) => drop(room.ends[1].progress(&mut |_| {})),
+    let peers: Vec<Peer> = (1..=PEERS).map(|n| room.peer(0, n)).collect();
+    let remotes: Vec<Memory> =
+        (1..=PEERS).map(|n| room.ends[n].register(filled(n, MIB), Access::BOTH).unwrap().remote).collect();
+    let shared = Shared::new();
+    let mut local = room.ends[0].register(shared.region(), Access::LOCAL).unwrap().local;
+    let other = room.ends[0].register(filled(9, MIB), Access::LOCAL).unwrap().local;
+    let transfer = |local, n: usize| Transfer {
+        direction: Direction::ReadInTime,
+        local,
+        local_offset: n * BYTES,
+        remote: remotes[n],
+        bytes: BYTES,
+    };
+    let turns = |room: &mut Room| {
+        let end = room.ends[0].now() + Duration::from_millis(200);
+        while room.ends[0].now() < end {
+            room.turn();
         }
+    };
+    for (round, first) in ["progress", "send", "transfer", "sleep", "forget"].into_iter().enumerate() {
+        let token = |n: usize| 10_000 * (round as u64 + 1) + n as u64;
+        for (n, peer) in peers.iter().enumerate() {
+            room.until_transfer_works(0, *peer, &transfer(local, n), token(1000 * (n + 1)));
+        }
+        let arrived = shared.content();
+        assert!((0..PEERS).all(|n| arrived[n * BYTES..][..BYTES] == pattern(n + 1, MIB)[..BYTES]));
+        let before = pattern(100 + round, MIB);
+        assert_eq!(rustix::io::pwrite(&shared.0, &before, 0), Ok(MIB));
+        let stop = |room: &Room, stopped| {
+            if let Bed::Simulated(network, _) = &room.bed {
+                (1..=PEERS).for_each(|n| network.stop(n as u32 + 1, stopped));
+            }
+        };
+        stop(&room, true);
+        let deadline = room.ends[0].now() + IN_TIME;
+        // One that is not late yet uses the same memory.
+        for (n, peer) in peers.iter().enumerate() {
+            let deadline = if n == 0 && round > 2 { deadline + Duration::from_secs(60) } else { deadline };
+            room.ends[0].transfer(*peer, &transfer(local, n), token(n), deadline).unwrap();
+        }
+        while room.ends[0].now() < deadline + Duration::from_millis(10) {
+            match &room.bed {
+                Bed::Simulated(network, _) => network.turn(),
+                Bed::Libfabric(_) => {
+                    room.ends[1..].iter_mut().for_each(|end| {
+                        end.progress(&mut |_| {});
+                    });
+                }
+            }
+        }
+        stop(&room, false);
+        let soon = room.soon(0);
+        match first {
+            "send" => room.ends[0].send(peers[0], 7, b"message", token(90), soon).unwrap(),
+            "transfer" => {
+                let transfer = Transfer { direction: Direction::Read, ..transfer(other, 0) };
+                room.ends[0].transfer(peers[0], &transfer, token(90), soon).unwrap();
+            }
+            "sleep" => drop(room.ends[0].may_sleep()),
+            "forget" => room.ends[0].forget(peers[0]),
+            _ => room.turn(),
+        }
+        let late = 1..PEERS;
+        let is_as_it_was = || {
+            let content = shared.content();
+            late.clone().all(|n| content[n * BYTES..][..BYTES] == before[n * BYTES..][..BYTES])
+        };
+        assert!(is_as_it_was(), "stored within the call: {first}");
+        for n in late.clone() {
+            let (code, why) = room.outcome(0, token(n)).unwrap_err();
+            assert_eq!(code, Code::TimedOut, "{why}");
+        }
+        println!("{first}: the other one {:?}", room.outcome(0, token(0)));
+        turns(&mut room);
+        assert!(is_as_it_was(), "stored later, after: {first}");
+        room.told.iter_mut().for_each(Vec::clear);
+        if !room.ends[0].is_registered(local) {
+            let refused = room.ends[0].transfer(peers[1], &transfer(local, 1), token(91), soon);
+            assert_eq!(refused, Err(Code::Fault));
+            local = room.ends[0].register(shared.region(), Access::LOCAL).unwrap().local;
+        }
+        if first == "forget" {
+            let address = room.ends[1].address().to_vec();
+            assert_eq!(room.ends[0].connect(&address), Ok(peers[0]));
+        }
+        // One whose deadline has passed already is not started.
+        let now = room.ends[0].now();
+        room.ends[0].transfer(peers[1], &transfer(local, 1), token(92), now).unwrap();
+        assert_eq!(room.outcome(0, token(92)).unwrap_err().0, Code::TimedOut);
+        turns(&mut room);
+        assert!(is_as_it_was());
     }
-    if let Bed::Simulated(network, _) = &room.bed {
-        network.stop(2, false);
-    }
-    let (code, why) = room.outcome(0, 10).unwrap_err();
-    println!("{code}: {why}");
-    let end = room.ends[0].now() + Duration::from_millis(200);
-    while room.ends[0].now() < end {
-        room.turn();
-    }
-    assert!(content(&memory) == before);
-    room.until_transfer_works(0, to, &transfer, 20);
-    assert!(content(&memory)[..bytes] == pattern(1, MIB)[..bytes]);
 }
 
 macro_rules! suite {
@@ -584,7 +677,7 @@ suite! {
     endpoint_that_starts_again_is_reached_again,
     addresses_that_are_none_are_refused,
     forgotten_peer_comes_back_when_connected,
-    transfer_to_memory_that_others_use_stores_nothing_after_its_deadline,
+    transfers_to_memory_that_others_use_store_nothing_after_their_deadline,
 }
 
 #[test]

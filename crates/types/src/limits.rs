@@ -107,8 +107,8 @@ pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
 pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of memory through which data pass between a node's backing files and other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
-/// Bytes that a node's network moves from and to its mappings of volumes' pieces until it gives their pages up, which count
-/// as memory of the daemon as long: up to 2 MiB for each transfer, where the pieces have huge pages.
+/// Bytes of the huge pages of volumes' pieces that transfers of a node's network have used when it gives their mappings up:
+/// until then they count as memory of the daemon.
 pub const DIRECT_PIECE_BYTES: usize = 256 << 20;
 /// Eager buffers that a node grants another node, which writes data into them before it sends the request: more than a
 /// call has in flight.

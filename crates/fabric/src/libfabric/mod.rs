@@ -33,6 +33,7 @@ use crate::memory::{Access, Region};
 pub use environment::environment;
 use health::PROBE;
 use operation::{Moving, Operation, Piece, Registration, Send as Sending, Work};
+use progress::late;
 pub use settings::{Settings, Waiting};
 pub use state::LibfabricEndpoint;
 use state::{PeerState, Report, PAUSE};
@@ -88,6 +89,7 @@ impl Endpoint for LibfabricEndpoint {
     }
 
     fn forget(&mut self, peer: Peer) {
+        self.stop_late();
         let Some(state) = self.peers.get_mut(peer.0 as usize) else { return };
         for operation in std::mem::take(&mut state.waiting) {
             if let Some(operation) = self.take_back(operation) {
@@ -113,6 +115,7 @@ impl Endpoint for LibfabricEndpoint {
         if bytes.len() > self.limits.message_bytes {
             return Err(Code::TooBig);
         }
+        self.stop_late();
         self.peer(peer)?;
         let buffer = self.buffer(bytes.len())?;
         buffer.region.write_at(0, bytes)?;
@@ -148,6 +151,10 @@ impl Endpoint for LibfabricEndpoint {
         self.lost.retain(|(of, ..)| *of != local);
     }
 
+    fn is_registered(&self, local: Local) -> bool {
+        self.memory.contains_key(&local) || self.lost.iter().any(|(of, ..)| *of == local)
+    }
+
     fn transfer(
         &mut self,
         peer: Peer,
@@ -155,6 +162,7 @@ impl Endpoint for LibfabricEndpoint {
         token: u64,
         deadline: Duration,
     ) -> Result<(), Code> {
+        self.stop_late();
         let region = self.memory.get(&transfer.local).ok_or(Code::Fault)?.clone();
         region.region.range(transfer.local_offset, transfer.bytes)?;
         transfer.remote.address.checked_add(transfer.bytes as u64).ok_or(Code::Invalid)?;
@@ -163,11 +171,15 @@ impl Endpoint for LibfabricEndpoint {
             self.reports.push_back(Report { token, peer, failed: None });
             return Ok(());
         }
+        if deadline <= self.now() {
+            self.reports.push_back(Report { token, peer, failed: late() });
+            return Ok(());
+        }
         self.next_moving += 1;
         let id = self.next_moving;
         let pieces_left = transfer.bytes.div_ceil(self.piece_bytes);
-        let in_time = transfer.direction == Direction::ReadInTime;
-        if in_time {
+        let in_time = (transfer.direction == Direction::ReadInTime).then(|| (transfer.local, region.clone()));
+        if in_time.is_some() {
             self.none_late_before = self.none_late_before.min(deadline);
         }
         self.moving
@@ -188,18 +200,19 @@ impl Endpoint for LibfabricEndpoint {
     }
 
     fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
-        self.stop_late(self.now());
+        self.stop_late();
         for place in std::mem::take(&mut self.unposted) {
             self.post(Operation::new(Peer(u32::MAX), Work::Receive(place)));
         }
         let mut events = self.read_completions(sink);
+        // Nothing below starts an operation whose deadline has passed meanwhile.
         let now = self.now();
+        self.look_at_deadlines(now);
         for index in 0..self.peers.len() {
             if !self.peers[index].waiting.is_empty() && self.peers[index].again_at <= now {
                 self.give_waiting(Peer(index as u32), now);
             }
         }
-        self.look_at_deadlines(now);
         self.look_at_health(now);
         while let Some(report) = self.reports.pop_front() {
             if report.token == PROBE {
@@ -234,6 +247,10 @@ impl Endpoint for LibfabricEndpoint {
         }
         if self.objects.descriptor.is_none() || self.objects.cq.is_null() {
             return true;
+        }
+        self.stop_late();
+        if !self.reports.is_empty() {
+            return false;
         }
         // SAFETY: both are open; the queue begins with its fid.
         unsafe {
@@ -278,6 +295,7 @@ impl Endpoint for LibfabricEndpoint {
 
 impl Drop for LibfabricEndpoint {
     fn drop(&mut self) {
+        self.stop_late();
         let closed = self.objects.close_endpoint();
         for operation in std::mem::take(&mut self.operations) {
             // SAFETY: from Box::into_raw, in the set once. The endpoint is closed, so nothing touches it any more.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_fabric_sys::{fi_close, fi_context2, fid_mr};
 use forebay_types::Code;
 
-use crate::endpoint::{Direction, Peer};
+use crate::endpoint::{Direction, Local, Peer};
 use crate::memory::Region;
 
 /// A registration, closed when it is dropped.
@@ -105,8 +105,8 @@ pub(super) struct Moving {
     pub(super) token: u64,
     pub(super) peer: Peer,
     pub(super) deadline: Duration,
-    /// No byte may be stored after the deadline.
-    pub(super) in_time: bool,
+    /// The memory to which no byte may be stored after the deadline, until it is replaced.
+    pub(super) in_time: Option<(Local, Arc<Registration>)>,
     pub(super) pieces_left: usize,
     pub(super) told: bool,
     pub(super) failed: Option<(Code, String)>,

@@ -10,7 +10,7 @@ use forebay_types::Code;
 use super::health::PROBE;
 use super::operation::{Moving, Mr, Operation, Work};
 use super::state::{LibfabricEndpoint, Report, PAUSE};
-use crate::endpoint::{Direction, Endpoint, Event, Peer};
+use crate::endpoint::{Direction, Endpoint, Event, Local, Peer};
 
 /// Completions read at once.
 const READ_AT_ONCE: usize = 32;
@@ -30,6 +30,11 @@ fn code_of(error: i32) -> Code {
         e if e == FI_ENOMEM => Code::NoMemory,
         _ => Code::Io,
     }
+}
+
+/// Why an operation failed whose deadline has passed.
+pub(super) fn late() -> Option<(Code, String)> {
+    Some((Code::TimedOut, "its deadline passed".to_owned()))
 }
 
 impl LibfabricEndpoint {
@@ -268,7 +273,7 @@ impl LibfabricEndpoint {
                 }
                 self.post(operation);
             }
-            if count < READ_AT_ONCE {
+            if count < READ_AT_ONCE || self.is_one_late() {
                 return received;
             }
         }
@@ -300,11 +305,10 @@ impl LibfabricEndpoint {
     /// Reports operations whose deadline has passed. Waiting ones are dropped. Those that the provider holds are kept
     /// until it returns them.
     pub(super) fn look_at_deadlines(&mut self, now: Duration) {
-        if now < self.deadlines_at {
+        if now < self.deadlines_at && now < self.none_late_before {
             return;
         }
         self.deadlines_at = now + DEADLINE_STEP;
-        let late = || Some((Code::TimedOut, "its deadline passed".to_owned()));
         for moving in self.moving.values_mut().filter(|m| !m.told && m.deadline <= now) {
             moving.told = true;
             self.reports.push_back(Report { token: moving.token, peer: moving.peer, failed: late() });
@@ -321,6 +325,14 @@ impl LibfabricEndpoint {
                 }
             }
         }
+        self.drop_reported();
+        if now >= self.none_late_before {
+            self.give_memory_up();
+        }
+    }
+
+    /// Drops waiting operations that were reported.
+    fn drop_reported(&mut self) {
         for index in 0..self.peers.len() {
             let over = |operation: &*mut Operation, moving: &BTreeMap<u64, Moving>| {
                 // SAFETY: waiting operations are in the set.
@@ -342,5 +354,49 @@ impl LibfabricEndpoint {
                 }
             }
         }
+    }
+
+    /// True if a transfer may store no byte any more, because its deadline has passed.
+    fn is_one_late(&self) -> bool {
+        self.none_late_before != Duration::MAX && self.now() >= self.none_late_before
+    }
+
+    /// Stops transfers that may store no byte any more, because their deadline has passed. The provider reads what has
+    /// arrived, also while this process was stopped, within any call: so this comes before each.
+    pub(super) fn stop_late(&mut self) {
+        if self.is_one_late() {
+            self.look_at_deadlines(self.now());
+        }
+    }
+
+    /// Replaces the memory of reported transfers that the provider still has: it cannot stop one, and stores what arrives
+    /// for it, even while it closes the endpoint.
+    #[cold]
+    fn give_memory_up(&mut self) {
+        let reported = self.moving.values_mut().filter(|moving| moving.told);
+        let late: BTreeMap<Local, _> = reported.filter_map(|moving| moving.in_time.take()).collect();
+        for (local, registration) in late {
+            tracing::info!("a transfer did not end in time: its memory is replaced");
+            self.memory.remove(&local);
+            if let Err(code) = registration.region.detach(&[]) {
+                // The next worker has no transfer in flight.
+                tracing::error!(
+                    "a late transfer could change memory that others use: {code}; the process ends"
+                );
+                std::process::abort();
+            }
+            for moving in self.moving.values_mut() {
+                if moving.in_time.take_if(|(of, _)| *of == local).is_none() {
+                    continue;
+                }
+                moving.told = true;
+                let why = "its memory was replaced, because another transfer was late".to_owned();
+                let (token, peer) = (moving.token, moving.peer);
+                self.reports.push_back(Report { token, peer, failed: Some((Code::Io, why)) });
+            }
+        }
+        self.drop_reported();
+        let left = self.moving.values().filter(|moving| moving.in_time.is_some());
+        self.none_late_before = left.map(|moving| moving.deadline).min().unwrap_or(Duration::MAX);
     }
 }

@@ -120,24 +120,6 @@ impl LibfabricEndpoint {
         );
     }
 
-    /// Stops transfers that may store no byte any more, because their deadline has passed: before the provider reads what has
-    /// arrived meanwhile, as while this process was stopped. It cannot stop a single one, so the endpoint is opened again;
-    /// those that it has not been given yet only end.
-    pub(super) fn stop_late(&mut self, now: Duration) {
-        if now < self.none_late_before {
-            return;
-        }
-        self.deadlines_at = Duration::ZERO;
-        self.look_at_deadlines(now);
-        let in_time = self.moving.values().filter(|moving| moving.in_time);
-        self.none_late_before = in_time.map(|moving| moving.deadline).min().unwrap_or(Duration::MAX);
-        if self.none_late_before <= now && !self.objects.ep.is_null() {
-            self.health.opened_again += 1;
-            tracing::info!("a transfer did not end in time: the endpoint is opened again");
-            self.reopen();
-        }
-    }
-
     /// Closes all objects of the provider and opens them again: same port, same memory and keys, same peers.
     fn reopen(&mut self) {
         self.health.probe = None;

@@ -152,6 +152,10 @@ impl Endpoint for SimulatedEndpoint {
         }
     }
 
+    fn is_registered(&self, local: Local) -> bool {
+        self.memory.contains_key(&local)
+    }
+
     fn transfer(
         &mut self,
         peer: Peer,
@@ -170,7 +174,9 @@ impl Endpoint for SimulatedEndpoint {
         };
         host.under_way.insert(operation);
         state.watch(self.host, operation, deadline);
-        state.transfer(self.host, to, operation, *transfer, region);
+        if deadline > state.now {
+            state.transfer(self.host, to, operation, *transfer, region);
+        }
         Ok(())
     }
 

@@ -46,6 +46,16 @@ pub(super) enum Told {
     Failed { operation: u64, code: Code, why: &'static str },
 }
 
+/// Data that were read.
+#[derive(Debug)]
+struct Arrived {
+    region: Arc<Region>,
+    offset: usize,
+    bytes: Vec<u8>,
+    /// They are stored only if the operation was not reported yet.
+    in_time: bool,
+}
+
 #[derive(Debug)]
 enum Step {
     Message {
@@ -69,7 +79,7 @@ enum Step {
         to: HostId,
         incarnation: u64,
         operation: u64,
-        data: Option<(Arc<Region>, usize, Vec<u8>)>,
+        data: Option<Arrived>,
     },
     Fail {
         to: HostId,
@@ -269,14 +279,14 @@ impl State {
                 self.tell(to, incarnation, Told::Received { tag, bytes });
             }
             Step::Return { to, incarnation, operation, data } => {
-                // Data of an operation that was already reported are dropped, as its memory may be used for something
-                // else.
-                let open = self.hosts.get(&to).is_some_and(|h| {
-                    h.alive && h.incarnation == incarnation && h.under_way.contains(&operation)
-                });
-                if let (true, Some((region, offset, data))) = (open, data) {
-                    let written = region.write_at(offset, &data);
-                    debug_assert!(written.is_ok(), "checked when the transfer began");
+                let host = self.hosts.get(&to).filter(|h| h.alive && h.incarnation == incarnation);
+                if let (Some(host), Some(Arrived { region, offset, bytes, in_time })) = (host, data) {
+                    let is_open = host.under_way.contains(&operation);
+                    // As providers do: what comes late is stored, in whatever the memory is used for by then.
+                    if is_open || !in_time {
+                        let written = region.write_at(offset, &bytes);
+                        debug_assert!(written.is_ok() || !is_open, "checked when the transfer began");
+                    }
                 }
                 self.tell(to, incarnation, Told::Done { operation });
             }
@@ -293,7 +303,10 @@ impl State {
                 }
                 match self.serve(to, &transfer, &local) {
                     Ok(data) => {
-                        let data = (!data.is_empty()).then_some((local, transfer.local_offset, data));
+                        let in_time = transfer.direction == Direction::ReadInTime;
+                        let arrived =
+                            Arrived { region: local, offset: transfer.local_offset, bytes: data, in_time };
+                        let data = (!arrived.bytes.is_empty()).then_some(arrived);
                         self.at(back, Step::Return { to: from, incarnation: started, operation, data });
                     }
                     Err(why) => {

@@ -37,7 +37,7 @@ pub(super) struct PieceKind {
 struct Words {
     memory: Arc<OwnedFd>,
     bytes: u64,
-    /// Made by the first atomic operation or transfer.
+    /// Made by the first atomic operation.
     mapping: Option<Arc<Mapping>>,
 }
 
@@ -54,9 +54,7 @@ impl Words {
         if let Some(mapping) = &self.mapping {
             return Ok(Arc::clone(mapping));
         }
-        let bytes = usize::try_from(self.bytes).map_err(|_| Code::NoMemory)?;
-        let mapping = Mapping::new(self.memory.as_fd(), bytes, true)
-            .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        let mapping = map(&self.memory, self.bytes)?;
         Ok(Arc::clone(self.mapping.insert(Arc::new(mapping))))
     }
 }
@@ -84,6 +82,15 @@ pub(super) struct PieceTable(Arc<Mutex<Table>>);
 
 fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
+}
+
+/// Maps memory of a piece, which a core dump of this process leaves out: it may be larger than all else, and is others'.
+fn map(memory: &OwnedFd, bytes: u64) -> Answer<Mapping> {
+    let bytes = usize::try_from(bytes).map_err(|_| Code::NoMemory)?;
+    let mapping = Mapping::new(memory.as_fd(), bytes, true)
+        .map_err(|e| Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    mapping.leave_out_of_dumps();
+    Ok(mapping)
 }
 
 /// Opens a piece once more, with a lock of its own, which says that a process uses it until the last descriptor and the
@@ -161,17 +168,20 @@ impl PieceTable {
         self.table().pieces.get(&id).map(|entry| entry.is_thin).ok_or(Code::Io)
     }
 
-    /// This node's mapping of a piece, which atomic operations use too. It holds no lock that says that the piece is in use.
+    /// A new mapping of a piece. It holds no lock that says that the piece is in use.
     ///
     /// # Errors
     /// [`Code::Io`] if the piece is not here, [`Code::NotSupported`] for a thin one; those of the kernel.
-    pub(super) fn mapping(&self, id: PieceId) -> Answer<Arc<Mapping>> {
-        let mut table = self.table();
-        let entry = table.pieces.get_mut(&id).ok_or(Code::Io)?;
-        match entry.is_thin {
-            true => Err(Code::NotSupported),
-            false => entry.piece.with(0),
-        }
+    pub(super) fn map(&self, id: PieceId) -> Answer<Mapping> {
+        let (memory, bytes) = {
+            let table = self.table();
+            let entry = table.pieces.get(&id).ok_or(Code::Io)?;
+            if entry.is_thin {
+                return Err(Code::NotSupported);
+            }
+            (Arc::clone(&entry.piece.memory), entry.piece.bytes)
+        };
+        map(&memory, bytes)
     }
 
     /// Changes a word of a piece, and returns what it was.

@@ -21,6 +21,7 @@ mod runs;
 mod stripes;
 mod targets;
 mod volume_access;
+mod volume_faults;
 mod volume_memory;
 mod volume_resize;
 mod volumes;

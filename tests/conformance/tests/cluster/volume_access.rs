@@ -110,6 +110,7 @@ fn process_of_volume_tests() {
             mix(&pool.volume_open(b"v", true).unwrap(), index.parse().unwrap(), count.parse().unwrap());
         }
         ["memory", what] => crate::volume_memory::task(pool, what),
+        ["faults", what] => crate::volume_faults::task(pool, what),
         ["fails", node] => fails(&pool.volume_open(b"v", true).unwrap(), node),
         other => panic!("{other:?} is no task"),
     }

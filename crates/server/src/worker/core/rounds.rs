@@ -85,6 +85,7 @@ impl ShardThread<'_> {
         if long {
             self.sweep_late();
             self.backing.sweep_together();
+            self.volumes.drop_unused();
         }
         if long && self.batch.is_some() && !self.is_held_for_snapshot() {
             self.commit()?;

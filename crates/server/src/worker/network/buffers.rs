@@ -23,6 +23,8 @@ pub(in crate::worker) fn give_buffer(commands: &Commands, session: u64, number: 
 
 /// Memory that is sealed against shrinking, for the network.
 fn region(mapping: Mapping) -> Region {
+    // A core dump of the program has it.
+    mapping.leave_out_of_dumps();
     let (start, bytes) = (mapping.start(), mapping.len());
     // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region. No
     // code makes a reference into it.

@@ -1,5 +1,5 @@
-//! Pieces of volumes that the network reads and writes without a copy: the node's mapping of a piece is registered with the
-//! endpoint, and a transfer goes to the place of its bytes (docs/decisions/0048).
+//! Pieces of volumes that the network reads and writes without a copy: mappings of a piece are registered with the endpoint,
+//! and a transfer goes to the place of its bytes (docs/decisions/0048).
 //!
 //! That is done where registering memory pins nothing and where the provider moves bytes within the endpoint's calls
 //! ([`Limits::copies`](forebay_fabric::Limits::copies)): no byte is written there after a transfer has ended, or after its
@@ -7,10 +7,14 @@
 //! pieces are copied. A transfer holds the descriptor of the process that requested it, and with it the lock that says that
 //! the piece is in use. So the memory of a piece is not freed during a transfer.
 //!
+//! The network writes a piece through a mapping that nothing else uses: the endpoint puts other memory in its place when a
+//! transfer is late. The next write makes another mapping.
+//!
 //! Pages of a mapping count as this process's memory when the kernel looks for a process to end, so all are given up
-//! ([`DirectPieces::count`]) when so many bytes have been moved. The bytes stay: they are those of the piece.
+//! ([`DirectPieces::note`]) when there are too many. The bytes stay: they are those of the piece.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -21,6 +25,8 @@ use forebay_types::{Code, PieceId};
 
 use super::unmapping::Unmapping;
 use crate::worker::piece_table::PieceTable;
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The place of a request's bytes in a piece.
 #[derive(Debug)]
@@ -39,12 +45,19 @@ struct Registered {
     region: Arc<Region>,
 }
 
+/// What the network does with bytes of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Use {
+    Reads,
+    Writes,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct DirectPieces {
-    all: HashMap<PieceId, Registered>,
-    /// Bytes that were moved since the pages were given up.
-    moved: usize,
+    all: HashMap<(PieceId, Use), Registered>,
+    /// The huge pages that transfers have used since all were given up. The kernel maps whole ones.
+    used: HashSet<(Local, usize)>,
 }
 
 impl DirectPieces {
@@ -56,14 +69,15 @@ impl DirectPieces {
         &mut self,
         endpoint: &mut dyn Endpoint,
         table: &PieceTable,
-        (id, offset, bytes): (PieceId, u64, usize),
+        key: (PieceId, Use),
+        (offset, bytes): (u64, usize),
         in_use: Arc<OwnedFd>,
     ) -> Result<DirectPlace, Code> {
         let at = usize::try_from(offset).map_err(|_| Code::Range)?;
-        let local = match self.all.get(&id) {
+        let local = match self.all.get(&key).filter(|registered| endpoint.is_registered(registered.local)) {
             Some(registered) => registered.local,
             None => {
-                let mapping = table.mapping(id)?;
+                let mapping = Arc::new(table.map(key.0)?);
                 // SAFETY: the mapping lasts as long as the owner. It is memory shared with other processes, of which no
                 // reference is made.
                 let region = unsafe {
@@ -71,18 +85,19 @@ impl DirectPieces {
                 };
                 let region = Arc::new(region);
                 let local = endpoint.register(Arc::clone(&region), Access::LOCAL)?.local;
-                self.all.insert(id, Registered { local, mapping, region });
+                self.all.insert(key, Registered { local, mapping, region });
                 local
             }
         };
-        self.count(bytes);
+        self.note(local, at..at.saturating_add(bytes));
         Ok(DirectPlace { local, at, _in_use: in_use })
     }
 
-    fn count(&mut self, bytes: usize) {
-        self.moved += bytes;
-        if self.moved >= DIRECT_PIECE_BYTES {
-            self.moved = 0;
+    fn note(&mut self, local: Local, bytes: Range<usize>) {
+        let pages = bytes.start / HUGE_PAGE_BYTES..bytes.end.div_ceil(HUGE_PAGE_BYTES);
+        self.used.extend(pages.map(|page| (local, page)));
+        if self.used.len() > DIRECT_PIECE_BYTES / HUGE_PAGE_BYTES {
+            self.used.clear();
             self.all.values().for_each(|registered| registered.mapping.give_pages_up());
         }
     }
@@ -94,7 +109,7 @@ impl DirectPieces {
         table: &PieceTable,
         unmapping: &mut Unmapping,
     ) {
-        for (_, gone) in self.all.extract_if(|id, _| table.bytes(*id).is_err()) {
+        for (_, gone) in self.all.extract_if(|(id, _), _| table.bytes(*id).is_err()) {
             endpoint.unregister(gone.local);
             drop(gone.mapping);
             unmapping.drop(gone.region);
@@ -137,10 +152,11 @@ mod tests {
         table.add(piece(0), (&memory, kind), None);
         table.add(piece(1), (&memory, PieceKind { is_thin: true, ..kind }), None);
         let in_use = || Arc::new(rustix::io::dup(&memory).unwrap());
-        let thin = direct.place(&mut ours, &table, (piece(1), 0, 10), in_use());
+        let thin = direct.place(&mut ours, &table, (piece(1), Use::Writes), (0, 10), in_use());
         assert_eq!(thin.err(), Some(Code::NotSupported));
         let lock = in_use();
-        let place = direct.place(&mut ours, &table, (piece(0), 4096, 4096), Arc::clone(&lock)).unwrap();
+        let key = (piece(0), Use::Writes);
+        let place = direct.place(&mut ours, &table, key, (4096, 4096), Arc::clone(&lock)).unwrap();
         let peer = ours.connect(theirs.address()).unwrap();
         let transfer = Transfer {
             direction: Direction::ReadInTime,
@@ -156,10 +172,20 @@ mod tests {
             ours.progress(&mut |event| done |= event == Event::Done { token: 3 });
         }
         assert!(done && Arc::strong_count(&lock) == 2, "the piece is in use until the transfer has ended");
+        let place_local = place.local;
         drop(place);
         assert_eq!(Arc::strong_count(&lock), 1);
-        direct.count(DIRECT_PIECE_BYTES);
-        let (mut bytes, mapping) = ([0; BYTES], table.mapping(piece(0)).unwrap());
+        let (mut bytes, mapping) = ([0; BYTES], Arc::clone(&direct.all[&key].mapping));
+        for page in 1..DIRECT_PIECE_BYTES / HUGE_PAGE_BYTES {
+            (0..3).for_each(|_| direct.note(place_local, page * HUGE_PAGE_BYTES..page * HUGE_PAGE_BYTES + 1));
+        }
+        assert_eq!(
+            direct.used.len() * HUGE_PAGE_BYTES,
+            DIRECT_PIECE_BYTES,
+            "the first is that of the transfer"
+        );
+        direct.note(place_local, DIRECT_PIECE_BYTES - 1..DIRECT_PIECE_BYTES + 1);
+        assert!(direct.used.is_empty());
         rustix::io::pread(&*memory, &mut bytes, 0).unwrap();
         assert!(bytes[..4096].iter().all(|b| *b == 0) && bytes[4096..].iter().all(|b| *b == 7));
         let mut mapped = [0; BYTES];

@@ -56,7 +56,7 @@ pub(super) struct Volumes {
     pieces: BTreeMap<PieceId, Piece>,
     /// The same, for the threads that serve other nodes.
     table: PieceTable,
-    /// Pieces of segments that are gone, which processes still use.
+    /// Pieces of segments that are gone, which processes still use, of this node's volumes too.
     gone: BTreeSet<PieceId>,
     /// Bytes of each target that are being freed.
     freeing: Vec<u64>,
@@ -189,9 +189,10 @@ impl Volumes {
         its.set_volume_bytes(left, held)
     }
 
-    /// The pieces of volumes of this node, for the check: number and bytes.
+    /// The pieces of volumes of this node, for the check: number and bytes; none that is to be dropped.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (PieceId, u64)> + '_ {
-        let here = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_none());
+        let is_here = |id: &PieceId, piece: &Piece| piece.kind.rights.is_none() && !self.gone.contains(id);
+        let here = self.pieces.iter().filter(move |(id, piece)| is_here(id, piece));
         here.map(|(id, piece)| (*id, piece.kind.bytes))
     }
 
@@ -312,11 +313,27 @@ impl Volumes {
         }
     }
 
-    /// Drops the pieces of volumes of this node that are not among `named`.
+    /// Drops the pieces of volumes of this node that are not among `named`: those in use when they are used no longer. No
+    /// process opens them from now on.
     pub(super) fn keep_only(&mut self, named: &BTreeSet<PieceId>) {
         let here = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_none());
         let gone: Vec<PieceId> = here.map(|(id, _)| *id).filter(|id| !named.contains(id)).collect();
-        self.drop_pieces(gone);
+        self.drop_when_unused(gone);
+    }
+
+    /// Drops pieces of segments that are gone which were in use until now.
+    pub(super) fn drop_unused(&mut self) {
+        let is_unused = |id: &PieceId| self.pieces.get(id).is_none_or(Piece::is_unused);
+        let unused: Vec<PieceId> = self.gone.iter().copied().filter(is_unused).collect();
+        self.drop_pieces(unused);
+    }
+
+    /// To free memory that is mapped somewhere would have those who write there take memory that is counted nowhere: a
+    /// process, or the network for a process of another node.
+    fn drop_when_unused(&mut self, gone: Vec<PieceId>) {
+        gone.iter().for_each(|id| self.hide(*id));
+        self.gone.extend(gone);
+        self.drop_unused();
     }
 
     /// Who may open the pieces of each volume of this node.
@@ -338,11 +355,7 @@ impl Volumes {
         let away = self.pieces.iter().filter(|(_, piece)| piece.kind.rights.is_some());
         let theirs: Vec<PieceId> =
             away.map(|(id, _)| *id).filter(|id| gone.contains(&id.of_segment())).collect();
-        theirs.iter().for_each(|id| self.hide(*id));
-        self.gone.extend(&theirs);
-        let is_unused = |id: &PieceId| self.pieces.get(id).is_some_and(Piece::is_unused);
-        let unused = theirs.into_iter().filter(is_unused).collect();
-        self.drop_pieces(unused);
+        self.drop_when_unused(theirs);
     }
 
     /// No process of another node opens or accesses the piece from now on.
@@ -427,6 +440,28 @@ mod tests {
         assert_eq!((volumes.rights(id), volumes.has(id)), (Err(Code::Io), true));
         drop(used);
         volumes.drop_away(&[id.of_segment()]);
+        assert!(!volumes.has(id) && volumes.gone.is_empty());
+    }
+
+    #[test]
+    fn memory_of_a_piece_that_no_record_names_is_not_freed_while_it_is_written() {
+        let id = PieceId { volume: Ino::new(NodeId(3), 77), segment: 0, index: 0 };
+        let kind = PieceKind { target: 0, bytes: 1 << 20, rights: None, is_thin: false };
+        let directory = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let piece = Piece::make(id, kind, directory.as_fd()).unwrap();
+        let used = piece.open(true).unwrap();
+        let mut volumes = Volumes::default();
+        volumes.table.add(id, (&piece.memory, kind), None);
+        volumes.pieces.insert(id, piece);
+        volumes.keep_only(&BTreeSet::from([id]));
+        assert!(volumes.gone.is_empty() && volumes.table.bytes(id).is_ok());
+        volumes.keep_only(&BTreeSet::new());
+        assert!(volumes.has(id) && volumes.table.bytes(id).is_err(), "no process opens it from now on");
+        assert_eq!((volumes.pieces().count(), volumes.held(0)), (0, (1 << 20) + VOLUME_GRAIN_BYTES));
+        volumes.drop_unused();
+        assert!(volumes.has(id));
+        drop(used);
+        volumes.drop_unused();
         assert!(!volumes.has(id) && volumes.gone.is_empty());
     }
 }

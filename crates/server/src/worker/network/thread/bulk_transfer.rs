@@ -1,5 +1,6 @@
-//! Transfers of data between a client's buffer on its node and the bounce buffer of the node that has the backing file
-//! (docs/decisions/0018). The client's node sends the address, the file's node starts the transfer.
+//! Transfers of data between memory of a client on its node, which is its buffer or memory of its program, and memory of the
+//! node that has the backing file: its bounce buffer (docs/decisions/0018), or a volume's piece itself (`direct_pieces.rs`).
+//! The client's node sends the address, the file's node starts the transfer.
 //!
 //! ```text
 //!  client's node:  Move ─► address of the buffer ─► ReadStripe, WriteStripe ───────────────────────► reply ─► client
@@ -37,7 +38,7 @@ use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::commands::Command;
-use crate::worker::network::direct_pieces::DirectPlace;
+use crate::worker::network::direct_pieces::{DirectPlace, Use};
 use crate::worker::network::eager_buffers::{Arrived, BufferUse, RemoteBuffers, UsedBuffer};
 use crate::worker::network::jobs::{Job, Moving};
 
@@ -323,7 +324,8 @@ impl NetworkThread {
         let access = (*kind, offset.saturating_add(*bytes));
         let in_use = self.io_worker.as_ref()?.open_reserved(ticket.stamp.session, id, access)?;
         let (endpoint, table) = (self.calls.endpoint(), &self.kept.pieces);
-        self.moves.direct.place(endpoint, table, (piece, *offset, *bytes as usize), in_use).ok()
+        let way = if *kind == MoveKind::Read { Use::Reads } else { Use::Writes };
+        self.moves.direct.place(endpoint, table, (piece, way), (*offset, *bytes as usize), in_use).ok()
     }
 
     /// Drops what the network has of pieces that are gone.

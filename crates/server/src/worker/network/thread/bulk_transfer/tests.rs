@@ -23,6 +23,7 @@ use forebay_types::limits::{
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::{Secret, Stamp};
 
+mod direct;
 mod program_memory;
 
 const CLIENTS: NodeId = NodeId(1);
