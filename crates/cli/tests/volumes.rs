@@ -269,22 +269,6 @@ fn files_and_volumes_share_the_capacity_and_neither_gets_more() {
     place.ok(["volume", "delete", "v"]);
     // At once: its creation waits until the other's memory is free.
     make(&place, "v", &format!("{most}MiB"));
-    place.ok(["volume", "delete", "v"]);
-    // A file, and a volume that leaves no more than files are left (VOLUME_SPACE_LEFT_BYTES), a few pages for its record and its
-    // head. Then files take what is left.
-    std::fs::write(&more, vec![1u8; 17 * MIB as usize]).unwrap();
-    eventually("the space is free again", || free(&place) >= 100 * MIB);
-    let (most, spare) = (free(&place) - MIB, 64 << 10);
-    let kib = |bytes: u64| format!("{}KiB", bytes / 4096 * 4);
-    place.run(["volume", "create", "v", "--size", &kib(most)]).assert_refused(1, &["are needed"]);
-    make(&place, "v", &kib(most - spare));
-    assert!(free(&place) <= MIB + spare);
-    let refused = std::fs::write(&file, vec![1u8; 2 * MIB as usize]).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
-    assert!(std::fs::metadata(&file).unwrap().len() > MIB - spare);
-    assert_eq!(free(&place), 0);
-    std::fs::remove_file(&file).unwrap();
-    assert_eq!(place.json(["fsck", "--json"])["clean"], true);
 }
 
 #[test]
