@@ -154,21 +154,6 @@ impl Mapping {
         unsafe { libc::madvise(self.base.cast(), self.bytes, libc::MADV_DONTDUMP) };
     }
 
-    /// Has the kernel put one huge page in the place of the pages of a range, the first of which is there, and of its holes
-    /// (Linux 6.1).
-    ///
-    /// # Errors
-    /// The kernel cannot: nothing has changed.
-    pub fn collapse(&self, range: std::ops::Range<usize>) -> io::Result<()> {
-        const MADV_COLLAPSE: libc::c_int = 25;
-        assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the range is of this mapping, and has the same bytes afterwards.
-        match unsafe { libc::madvise(self.base.add(range.start).cast(), range.len(), MADV_COLLAPSE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     /// Where it begins: for the network, which reads and writes it by itself.
     pub fn start(&self) -> std::ptr::NonNull<u8> {
         std::ptr::NonNull::new(self.base).unwrap_or(std::ptr::NonNull::dangling())

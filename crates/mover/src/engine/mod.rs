@@ -35,6 +35,7 @@ mod parts;
 mod pass;
 mod peers;
 mod prestage;
+mod prestage_turns;
 mod ranges;
 mod readers;
 mod reconcile;
@@ -50,7 +51,6 @@ mod shared;
 mod stores;
 mod through;
 mod trees;
-mod turns;
 mod upload;
 mod upload_directories;
 mod walks;
@@ -74,13 +74,13 @@ use self::marks::Marks;
 use self::pace::{Pace, WATCH_PERIOD};
 use self::pass::{Due, Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
+use self::prestage_turns::Turns;
 use self::ranges::Ranges;
 use self::shared::{
     bring_forward, bytes_of, copied_by, for_programs, locked, needs_room, range_asked, range_asked_there,
     restore_there, Retry, Shared,
 };
 use self::stores::Stores;
-use self::turns::Turns;
 use crate::host::{self, Instant};
 use crate::program;
 use crate::store::Store;

@@ -17,10 +17,10 @@ use std::time::Duration;
 use forebay_types::{Entry, Error, Ino, Result};
 
 use super::parallel::{start_one_more, Lateness};
+use super::prestage_turns::Turn;
 use super::restore_many::{restore_group, GroupSize, FILE_BYTES_MAX};
 use super::shared::{bring_forward, locked, restore_for_task, restore_in_background, Shared};
 use super::stores::AttachedStore;
-use super::turns::Turn;
 use crate::host::Instant;
 use crate::tasks::Progress;
 

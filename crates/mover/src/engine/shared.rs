@@ -16,10 +16,10 @@ use super::link::Link;
 use super::looks::Looks;
 use super::marks::{mark_restored, Marks};
 use super::peers::{Answer, Jobs, Letter, Peers, Work};
+use super::prestage_turns::Turns;
 use super::ranges::{FileRanges, Ranges};
 use super::restore::restore;
 use super::stores::Stores;
-use super::turns::Turns;
 use super::walks::Walks;
 use crate::host::{self, Instant};
 
