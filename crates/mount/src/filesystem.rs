@@ -153,6 +153,7 @@ impl FileSystem {
 
     /// Attributes of a node's inode, also of one that has no name any more.
     pub(crate) fn stat(&self, node: u64) -> Result<(libc::stat, Option<Entry>), Errno> {
+        let found = self.lookup_pins.take_found(self.ino(node).0);
         for _ in 0..2 {
             let Some(entry) = self.entry(self.ino(node))? else { break };
             match self.stat_entry(node, &entry) {
@@ -161,7 +162,7 @@ impl FileSystem {
                 Err(code) => return Err(code.into()),
             }
         }
-        self.stat_nameless(self.open_ino(node), self.ino(node)).map(|st| (st, None))
+        self.stat_nameless(self.open_ino(node), self.ino(node), found).map(|st| (st, None))
     }
 
     /// Attributes of an inode that has a name. An open file need not be looked up on the target.
@@ -175,10 +176,10 @@ impl FileSystem {
     }
 
     /// Attributes of an inode without a name, from what was recorded of it and from its open file. Size and times of a
-    /// file that nobody has open are not known any more: it has lost its name since the kernel looked that up, and with
-    /// ESTALE the kernel looks it up again. `named` is the inode that a file without a name got with its first name, else
-    /// `ino`.
-    fn stat_nameless(&self, ino: Ino, named: Ino) -> Result<libc::stat, Errno> {
+    /// file that nobody has open are those that its look-up has just `found`. Otherwise they are not known any more: it
+    /// has lost its name since the kernel looked that up, and with ESTALE the kernel looks it up again. `named` is the
+    /// inode that a file without a name got with its first name, else `ino`.
+    fn stat_nameless(&self, ino: Ino, named: Ino, found: Option<libc::stat>) -> Result<libc::stat, Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
@@ -194,6 +195,8 @@ impl FileSystem {
             st = file.stat()?;
         } else if let Some(Handle::Arriving(arriving)) = self.handles.arriving_of(named.0).as_deref() {
             st = arriving.stat()?;
+        } else if let Some(found) = found {
+            st = found;
         } else if seen.mode & libc::S_IFMT == libc::S_IFREG {
             return Err(self.lookup_pins.came_too_late());
         }
@@ -209,6 +212,7 @@ impl FileSystem {
     pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, name: &[u8], st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.add_lookup(ino.0, Seen::of(st));
+        self.lookup_pins.note_found(st);
         self.note_place(parent, name, st);
         let (entry, attr) = (self.entry_validity(parent), self.found_validity(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);

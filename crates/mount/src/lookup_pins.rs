@@ -1,12 +1,14 @@
-//! Files kept openable for a moment after their name was looked up.
+//! Files kept openable for a moment after their name was looked up, and their attributes.
 //!
 //! Another program may replace a file between the kernel's look-up of its name and the open that follows, or the request
-//! for its attributes. The kernel then looks up and opens once more. If programs replace the file again and again, the second attempt fails too, and
-//! the program gets an error that no local file system returns. So after an open has failed in this way, the mount
-//! opens each file when it is looked up, and keeps it open for a moment. The second open then finds the file of its
-//! look-up, even if that file has lost its name.
+//! for its attributes. The kernel then looks up and opens once more. If programs replace the file again and again, the
+//! second attempt fails too, and the program gets an error that no local file system returns. So after an open or a stat
+//! has failed in this way, the mount opens each file when it is looked up, keeps it open for a moment, and remembers its
+//! attributes. The second open then finds the file of its look-up, even if that file has lost its name, and the second
+//! stat its attributes, also if the file is on another node, where it cannot be kept open.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,13 +25,27 @@ const PIN_TIME: Duration = Duration::from_millis(400);
 /// Most files pinned at one time. Beyond it the oldest is closed.
 const KEPT_MAX: usize = 64;
 
+/// The attributes in the reply to a look-up, and how long they count.
+struct Found {
+    until: Instant,
+    st: libc::stat,
+}
+
+impl fmt::Debug for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Found").field("until", &self.until).field("ino", &self.st.st_ino).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     until: Option<Instant>,
     kept: VecDeque<(Instant, u64)>,
+    /// The attributes in replies to look-ups, oldest first, until the kernel asks for them by number.
+    found: VecDeque<Found>,
 }
 
-/// The pinned files, and until when look-ups pin more.
+/// The pinned files, and until when look-ups pin more files.
 #[derive(Debug, Default)]
 pub(crate) struct LookupPins {
     is_on: AtomicBool,
@@ -73,6 +89,29 @@ impl LookupPins {
         Ok(())
     }
 
+    /// Remembers the attributes in the reply to a look-up of a regular file, if look-ups pin files now.
+    pub(crate) fn note_found(&self, st: &libc::stat) {
+        if !self.is_on.load(Ordering::Acquire) || st.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.found.len() == KEPT_MAX {
+            state.found.pop_front();
+        }
+        state.found.push_back(Found { until: Instant::now() + PIN_TIME, st: *st });
+    }
+
+    /// The attributes in the reply to the last look-up that found an inode. Each reply serves one request, so that none
+    /// is answered with what an older look-up found.
+    pub(crate) fn take_found(&self, ino: u64) -> Option<libc::stat> {
+        if !self.is_on.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = state.found.iter().rposition(|found| found.st.st_ino == ino)?;
+        state.found.remove(at).filter(|found| found.until > Instant::now()).map(|found| found.st)
+    }
+
     /// Closes the files that were pinned long enough. The main thread calls this repeatedly.
     pub(crate) fn end_grace(&self, nodes: &Nodes) {
         if !self.is_on.load(Ordering::Acquire) {
@@ -86,6 +125,7 @@ impl LookupPins {
                 over.push(ino);
             }
             if state.until.is_none_or(|until| until <= now) && state.kept.is_empty() {
+                state.found.clear();
                 self.is_on.store(false, Ordering::Release);
             }
         }

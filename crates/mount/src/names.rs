@@ -73,6 +73,7 @@ impl FileSystem {
         }
         let st = self.pool.stat_entry(&entry)?;
         self.nodes.add_lookup(ino.0, Seen::of(&st));
+        self.lookup_pins.note_found(&st);
         let attr = self.found_validity(&st);
         protocol::put_entry_out(out, self.node(ino), &st, protocol::Validity::NONE, attr);
         Ok(Outcome::Reply)
