@@ -33,7 +33,10 @@ struct Found {
 
 impl fmt::Debug for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Found").field("until", &self.until).field("ino", &self.st.st_ino).finish_non_exhaustive()
+        f.debug_struct("Found")
+            .field("until", &self.until)
+            .field("ino", &self.st.st_ino)
+            .finish_non_exhaustive()
     }
 }
 

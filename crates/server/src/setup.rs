@@ -12,6 +12,9 @@ use crate::identity::PoolIdentity;
 use crate::pool_file::Membership;
 use crate::store::{receive, FdStore, Message};
 
+/// The exit status of a worker that was stopped for so long that other nodes had given it up (`worker/handoff.rs`).
+pub(crate) const WAS_STOPPED: u8 = 75;
+
 /// Everything that a worker needs to serve.
 #[derive(Debug)]
 pub struct WorkerSetup {

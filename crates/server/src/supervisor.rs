@@ -39,7 +39,7 @@ use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
 use crate::store::{Kept, Message};
 use crate::supplies::Supplies;
-use crate::worker_process::WorkerProcess;
+use crate::worker_process::{self, WorkerProcess};
 use forebay_sys::signals::Signals;
 
 /// How long an embedded pool waits for its first member.
@@ -288,7 +288,7 @@ impl Supervisor {
         // Messages that it sent before its end are processed, above all stored descriptors.
         self.hear_worker();
         let Some(worker) = self.worker.take() else { return };
-        let words = describe(status);
+        let words = worker_process::describe(status);
         if self.stopping.is_some() {
             tracing::info!("worker {words}");
             return;

@@ -11,9 +11,21 @@ use forebay_types::{Error, Result};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::setup::{SetupFds, SetupText};
+use crate::child_process;
+use crate::setup::{SetupFds, SetupText, WAS_STOPPED};
 use crate::store::{self, Kept, Message, KIND_END, KIND_GIVEN, KIND_SETUP};
 use forebay_sys::signals::SignalMask;
+
+/// Describes how a worker ended.
+pub(crate) fn describe(status: ExitStatus) -> String {
+    match status.code() {
+        Some(code) if code == i32::from(WAS_STOPPED) => {
+            "was stopped, or had no processor, for over 10 s: it executes nothing that had reached it"
+                .to_owned()
+        }
+        _ => child_process::describe(status),
+    }
+}
 
 /// A worker process.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::Sleep;
 use forebay_ring::Doorbell;
+use forebay_sys::stopped;
 use forebay_types::{Code, Error, Result};
 
 use super::adaptive_spin::AdaptiveSpin;
@@ -47,6 +48,9 @@ const STRANGE_MAX: usize = 8;
 const FALLING_ASLEEP: Duration = Duration::from_micros(20);
 /// The shard thread is not woken for work that is due at most this long before its own wake-up.
 const LATE: Duration = Duration::from_millis(1);
+/// A worker whose network thread did not run for so long ends, and executes nothing of what had reached it. Other nodes
+/// have given this one up by then, and repeat nothing.
+pub(super) const STOPPED_MAX: Duration = Duration::from_secs(10);
 
 /// What the shard thread owns.
 struct Core {
@@ -128,6 +132,7 @@ impl Handoff {
     fn communicate(&self) {
         let (mut spin, mut slept) = (AdaptiveSpin::new(), false);
         let _end = EndOfWorker;
+        stopped::hears();
         while let Ok(mut guard) = self.network.lock() {
             let Some(network) = guard.as_mut() else { return };
             if slept {
@@ -151,6 +156,7 @@ impl Handoff {
         loop {
             // Each round takes the requests for data.
             self.doorbell.minds_data();
+            stopped::runs();
             let round = network.round();
             let told = network.take_told();
             if told {
@@ -174,7 +180,7 @@ impl Handoff {
                         continue;
                     }
                     self.wakes_for_left(network);
-                    match network.falls_asleep(next_timeout) {
+                    match network.falls_asleep(next_timeout.min(STOPPED_MAX / 4)) {
                         Some(sleep) => return Some(sleep),
                         None => spin.slept(true),
                     }
@@ -368,7 +374,10 @@ impl Handoff {
             return;
         };
         let helped = match self.network.try_lock() {
-            Ok(mut guard) => guard.as_mut().is_some_and(NetworkThread::help),
+            Ok(mut guard) => guard.as_mut().is_some_and(|network| {
+                stopped::runs();
+                network.help()
+            }),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => false,
         };
         if !helped {

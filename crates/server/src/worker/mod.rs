@@ -89,7 +89,7 @@ use forebay_types::{Code, Error, NodeId, Result};
 use crate::identity::PoolIdentity;
 use crate::notifier::Starter;
 use crate::pacing;
-use crate::setup::WorkerSetup;
+use crate::setup::{WorkerSetup, WAS_STOPPED};
 use crate::store::FdStore;
 use attendant::{Attendant, Attending, Restored};
 pub(crate) use clock::now;
@@ -169,6 +169,9 @@ pub(crate) fn board_bytes(capacity_bytes: u64) -> u64 {
 /// Errors that make serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
 pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
+    if setup.membership.is_some() {
+        forebay_sys::stopped::watch(handoff::STOPPED_MAX, WAS_STOPPED);
+    }
     let device = device_of(&setup.target_dirs[0])?;
     let stable = |(bit, target)| u64::from(has_stable_inodes(target)) << bit;
     let stable_inodes = setup.target_dirs.iter().enumerate().map(stable).sum();

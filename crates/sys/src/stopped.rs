@@ -1,0 +1,127 @@
+//! Ends a process that was stopped for long, before it goes on: by SIGSTOP, by a frozen cgroup, with its whole machine.
+//!
+//! Other nodes give up a node that does not answer, and go on without it. What had reached it by then, in buffers of
+//! sockets or of its own, must not be executed when it goes on. The clock alone does not tell in time: a call that stores
+//! what a socket has may be in progress, and stores more of it before the next look at the clock. A handler of SIGCONT runs
+//! before the thread that executes it leaves that call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Milliseconds of the limit; 0 while nothing is watched.
+static LIMIT: AtomicU64 = AtomicU64::new(0);
+/// When the process is known to have run last, in milliseconds of [`now`].
+static RUNNING: AtomicU64 = AtomicU64::new(0);
+/// The exit status.
+static STATUS: AtomicU64 = AtomicU64::new(0);
+
+/// Ends this process with `status` as soon as it goes on after `limit` or more, that is since the last call of [`runs`].
+/// Blocks SIGCONT in this thread and those that it starts from now on, except where [`hears`] is called.
+pub fn watch(limit: Duration, status: u8) {
+    STATUS.store(status.into(), Ordering::Relaxed);
+    RUNNING.store(now(), Ordering::Relaxed);
+    LIMIT.store(limit.as_millis() as u64, Ordering::Release);
+    // SAFETY: the handler is async-signal-safe, and all structures are valid: zeroes are a sigaction without flags.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = goes_on as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(libc::SIGCONT, &raw const action, std::ptr::null_mut());
+    }
+    mask(libc::SIG_BLOCK);
+}
+
+/// Makes this thread the one that executes the handler: the one whose work must not go on. The limit counts from now on.
+pub fn hears() {
+    RUNNING.store(now(), Ordering::Relaxed);
+    mask(libc::SIG_UNBLOCK);
+}
+
+/// Records that the process runs. Ends it if it was stopped for too long. To be called more often than the limit.
+#[inline]
+pub fn runs() {
+    if LIMIT.load(Ordering::Relaxed) != 0 {
+        end_if_late();
+        RUNNING.store(now(), Ordering::Relaxed);
+    }
+}
+
+extern "C" fn goes_on(_: libc::c_int) {
+    end_if_late();
+}
+
+fn end_if_late() {
+    let limit = LIMIT.load(Ordering::Acquire);
+    if limit != 0 && now().saturating_sub(RUNNING.load(Ordering::Relaxed)) >= limit {
+        // SAFETY: ends all threads at once, and is async-signal-safe.
+        unsafe { libc::_exit(STATUS.load(Ordering::Relaxed) as libc::c_int) };
+    }
+}
+
+/// Milliseconds since the machine started, without the time in which it was suspended. Async-signal-safe.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+fn mask(how: libc::c_int) {
+    let mut set = std::mem::MaybeUninit::uninit();
+    // SAFETY: sigemptyset writes the whole set.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGCONT);
+        libc::pthread_sigmask(how, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child that calls `runs` all the time in a thread of its own, stopped for `stopped`. Its exit status.
+    fn child_stopped_for(stopped: Duration, ticks: bool) -> i32 {
+        // SAFETY: the child calls what is async-signal-safe, and ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            watch(Duration::from_secs(3), 75);
+            hears();
+            let end = now() + 500 + stopped.as_millis() as u64;
+            while now() < end {
+                if ticks {
+                    runs();
+                }
+            }
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: signals to the child, which is reaped here.
+        unsafe {
+            std::thread::sleep(Duration::from_millis(100));
+            libc::kill(pid, libc::SIGSTOP);
+            std::thread::sleep(stopped);
+            libc::kill(pid, libc::SIGCONT);
+            libc::waitpid(pid, &raw mut status, 0);
+        }
+        assert!(libc::WIFEXITED(status), "{status}");
+        libc::WEXITSTATUS(status)
+    }
+
+    #[test]
+    fn process_that_was_stopped_for_long_ends_before_it_goes_on() {
+        assert_eq!(child_stopped_for(Duration::from_millis(3_500), true), 75);
+    }
+
+    #[test]
+    fn process_that_looks_at_no_clock_itself_is_ended_by_the_signal() {
+        assert_eq!(child_stopped_for(Duration::from_millis(3_500), false), 75);
+    }
+
+    #[test]
+    fn process_that_was_stopped_for_a_moment_goes_on() {
+        assert_eq!(child_stopped_for(Duration::from_millis(20), true), 0);
+    }
+}
