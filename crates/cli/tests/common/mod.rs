@@ -82,7 +82,8 @@ impl Place {
         command
     }
 
-    /// Sets this directory's environment for a command.
+    /// Sets this directory's environment for a command. Launchers of Open MPI that start and end at the same time remove
+    /// each other's directory where they share it.
     pub fn dress(&self, command: &mut Command) {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -91,6 +92,7 @@ impl Place {
                 command.env_remove(&name);
             }
         }
+        command.env("OMPI_MCA_orte_tmpdir_base", self.path.join("sessions"));
         command.env("FOREBAY_TMPDIR", &self.path).stdin(Stdio::null());
     }
 

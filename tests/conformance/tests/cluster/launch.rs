@@ -77,6 +77,6 @@ impl Cluster {
         let mut command = Command::new("/usr/bin/timeout");
         command.arg(PATIENCE_S).args(mpi.launcher).arg(at.len().to_string());
         command.args(["sh", "-c", &script, "sh"]).args(at.iter().map(told));
-        command.env_remove("FOREBAY_POOL").output().unwrap()
+        command.env_remove("FOREBAY_POOL").envs(self.apart()).output().unwrap()
     }
 }

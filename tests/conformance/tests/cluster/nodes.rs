@@ -135,6 +135,12 @@ impl Cluster {
         command.env_remove("FOREBAY_POOL").env("FOREBAY_RSH", script).output().unwrap()
     }
 
+    /// The environment of a launcher. Those of Open MPI that start and end at the same time remove each other's directory
+    /// where they share it.
+    pub(crate) fn apart(&self) -> [(&'static str, PathBuf); 1] {
+        [("OMPI_MCA_orte_tmpdir_base", self.dir.join("sessions"))]
+    }
+
     /// Runs `forebay layout` on a node.
     pub(crate) fn layout(&self, node: usize, words: &[&str]) -> Output {
         let pool = self.pool(node);

@@ -76,7 +76,7 @@ fn ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Co
     let mut command = Command::new("/usr/bin/timeout");
     command.arg(PATIENCE_S).args(mpi.launcher).args(words).args(["-n", &NODES.to_string()]);
     command.args(["unshare", "--mount", "sh", "-c", &script]);
-    command.env_remove("FOREBAY_POOL").env("FOREBAY_MPI_DEBUG", "1").env("UCX_TLS", "tcp");
+    command.env_remove("FOREBAY_POOL").envs(c.apart()).env("FOREBAY_MPI_DEBUG", "1").env("UCX_TLS", "tcp");
     if !mpi.ends {
         command.env("CHECK_WITHOUT_END", "1");
     }

@@ -43,7 +43,13 @@ fn run(c: &Cluster, variables: &[(&str, &str)], words: &[String]) -> Output {
         .args(["run", "--quiet", "--pool"])
         .arg(c.pool(1))
         .arg("--");
-    command.args(words).env_remove("FOREBAY_POOL").envs(variables.iter().copied()).output().unwrap()
+    command
+        .args(words)
+        .env_remove("FOREBAY_POOL")
+        .envs(c.apart())
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
 }
 
 fn words(line: &str, program: &[&str]) -> Vec<String> {

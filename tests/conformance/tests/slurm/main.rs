@@ -73,7 +73,11 @@ wait
 fn mpi_programs_in_a_job(slurm: &Slurm) {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
     for (compiler, launcher) in [
-        ("mpicc.openmpi", "mpirun.openmpi --allow-run-as-root --mca btl tcp,self --map-by node -n 6"),
+        (
+            "mpicc.openmpi",
+            "mpirun.openmpi --allow-run-as-root --mca orte_tmpdir_base $HERE/sessions --mca btl tcp,self \
+             --map-by node -n 6",
+        ),
         // UCX treats namespaces of one kernel as one host and would use shared memory.
         ("mpicc.mpich", "env UCX_TLS=tcp,self CHECK_WITHOUT_END=1 mpiexec.hydra -n 6 -ppn 2"),
     ] {
