@@ -6,8 +6,10 @@
  */
 #include "check.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { BYTES = 1 << 20, WRITES = 30 };
@@ -16,6 +18,19 @@ static void *die(void *nothing) {
     usleep(100000);
     kill(getpid(), SIGKILL);
     return nothing;
+}
+
+/* Each rank makes a directory when it has written; rank 0 waits for those of all that live, and removes them. */
+static void ends_after_others(const char *file, int dead) {
+    char name[4200];
+    for (int other = rank == 0 ? 1 : rank; other < (rank == 0 ? size : rank + 1); other++) {
+        snprintf(name, sizeof name, "%s.written.%d", file, other);
+        if (rank > 0)
+            CHECK(mkdir(name, 0700) == 0);
+        else if (other != dead)
+            while (rmdir(name) != 0 && errno == ENOENT)
+                usleep(10000);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -47,9 +62,12 @@ int main(int argc, char **argv) {
         CHECK(class_of(code) == MPI_ERR_IO);
     else
         OK(MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
-    /* Rank 0 ends last. All ranks have moved the pointer twice, the dead one once. */
+    /* All ranks have moved the pointer twice, the dead one once. */
     for (MPI_Offset at = 0; (rank == 0 || argc == 4) && at < 2 * size - 1; usleep(10000))
         OK(MPI_File_get_position_shared(file, &at));
+    /* Rank 0 ends last: who has moved the pointer may still write. */
+    if (!lost && argc == 3)
+        ends_after_others(argv[1], dead);
     /* No rank waits for a rank 0 that is known to be gone. */
     if (lost)
         FAILS(MPI_ERR_IO, MPI_File_close(&file));

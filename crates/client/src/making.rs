@@ -9,7 +9,7 @@ use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Repl
 
 use crate::errno;
 use crate::leased::has_arrived;
-use crate::open::{close, open_at, wanted, writes, KERNEL_FLAGS};
+use crate::open::{close, open_at, wanted, writes, ATTEMPTS, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::remember_opened;
@@ -152,14 +152,18 @@ impl Pool {
                         Err(code) => code,
                     }
                 }
-                // Its data are on another node by now.
                 Made::Kept(entry, Code::NotSupported | Code::Stale) if self.has_inode(&entry) => {
+                    if let Some(fd) = self.open_kept(&entry, flags)? {
+                        return Ok(Some(fd));
+                    }
                     self.mount_path_of(&entry, by_mount)?;
                     match opens_first {
                         true => return self.open_by_mount(&file, mode, flags, by_mount).map(Some),
                         false => return Ok(None),
                     }
                 }
+                // It is gone.
+                Made::Kept(_, Code::NotSupported) => return Err(Code::Stale),
                 Made::Kept(_, code) => return Err(code),
                 Made::New(_, Err(code)) => code,
                 Made::Old(_) if exclusive => return Err(Code::Exists),
@@ -385,6 +389,27 @@ impl Pool {
                 Err(code)
             }
         }
+    }
+
+    /// Opens a file that was made here, and released before it was open, once more: it may be released again each time. None
+    /// if its data are on another node by now. [`Code::Stale`] if it was removed.
+    #[cold]
+    fn open_kept(&self, entry: &Entry, flags: i32) -> Result<Option<RawFd>, Code> {
+        for _ in 0..ATTEMPTS {
+            let now = match self.get_attr(entry.attr.ino) {
+                Err(Code::NotFound) => return Err(Code::Stale),
+                now => now?,
+            };
+            if self.needs_mount(&now) || self.hands_out_paced(&now, flags) {
+                return Ok(None);
+            }
+            match self.open_backing(&now, flags) {
+                Err(Code::Stale) => {}
+                Err(Code::NotSupported) => return Ok(None),
+                opened => return opened.map(Some),
+            }
+        }
+        Err(Code::Busy)
     }
 
     /// True if a file that was made is still there. Its name may be another file's by now.

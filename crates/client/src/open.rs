@@ -45,7 +45,7 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
 /// What counts beside O_PATH: the kernel ignores all other flags of open(2) then.
 const PATH_FLAGS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
 /// How often an open starts again when the file is replaced meanwhile.
-const ATTEMPTS: u32 = 4096;
+pub(crate) const ATTEMPTS: u32 = 4096;
 
 static DIRECTORIES: AtomicU64 = AtomicU64::new(0);
 

@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::fs::{File, FileTimes};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
@@ -181,6 +181,14 @@ impl Created {
     /// A mover that finds the file now makes its backing file, which is there already: a creator whose threads wait for a
     /// processor opens it later.
     fn up() -> Created {
+        Created::up_with(|pool, parent| {
+            let made = pool.create(Caller { uid: 0, gid: 0 }, parent, b"g", 0o644, true, 0).unwrap();
+            made.2.unwrap()
+        })
+    }
+
+    /// The same with a creator that opens the file so.
+    fn up_with(create: fn(&Pool, Ino) -> OwnedFd) -> Created {
         let raced = Raced::up("first");
         let first = raced.entry();
         let numbers = (1..=64).map(|more| Ino(first.attr.ino.0 + more));
@@ -196,9 +204,7 @@ impl Created {
         let parent = entry(pool, "s").unwrap().attr.ino;
         let (done, written) = channel();
         std::thread::spawn(move || {
-            let caller = Caller { uid: 0, gid: 0 };
-            let made = pool.create(caller, parent, b"g", 0o644, true, 0).unwrap();
-            File::from(made.2.unwrap()).write_all_at(b"behind", 0).unwrap();
+            File::from(create(pool, parent)).write_all_at(b"behind", 0).unwrap();
             done.send(()).unwrap();
         });
         raced.bed.wait("the creator waits", || held.iter().any(|lease| !lease.is_undisturbed()));
@@ -243,6 +249,56 @@ fn release_of_a_new_file_that_is_not_open_yet_does_not_lose_what_its_creator_wri
     assert!(matches!(raced.pool.release_leased(&file, || true), Ok(Ok(_))));
     assert!(!raced.named("g").attr.is_resident());
     created.ends_whole();
+}
+
+/// As if a mover found no program that has the file open, when it has been restored for its creator. Returns how often.
+fn release_again() -> u32 {
+    let created = Created::up_with(|pool, _| {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+        let at = Place { dir: Ino::ROOT, path: b"s/g" };
+        let fd = pool.open(at, flags.bits() as i32, 0o644, &mut PathBuffer::new()).unwrap();
+        // SAFETY: the descriptor is new and ours.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    });
+    created.copied();
+    let (pool, ino) = (created.raced.pool, created.raced.named("g").attr.ino);
+    let release = move |file: &Entry| {
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let (epoch, target) = (file.attr.epoch(), pool.target_directories()[0]);
+        if pool.request(&Request::Release { ino, epoch, set }, |_| Ok(())).is_ok() {
+            let _ = rustix::fs::unlinkat(target, BackingName::new(ino, 0, 0).as_c_str(), AtFlags::empty());
+        }
+    };
+    release(&created.raced.named("g"));
+    let releases = std::thread::spawn(move || {
+        let mut releases = 0;
+        // Until the creator has it open for writing.
+        loop {
+            let file = entry(pool, "s/g").unwrap();
+            if file.attr.flags & FLAG_DIRTY != 0 {
+                return releases;
+            }
+            if file.attr.is_resident() {
+                release(&file);
+                releases += 1;
+            }
+        }
+    });
+    let Created { raced, held, written } = created;
+    drop(held);
+    written.recv().unwrap();
+    assert_eq!(raced.bed.sh("cat /forebay/s/g"), "behind");
+    releases.join().unwrap()
+}
+
+#[test]
+fn new_file_that_is_released_again_and_again_is_opened_at_last() {
+    // The creator often has it open before it is released again.
+    let (mut releases, mut rounds) = (0, 0);
+    while releases < 3 && rounds < 40 {
+        (releases, rounds) = (releases + release_again(), rounds + 1);
+    }
+    assert!(releases > 0, "in {rounds} rounds the creator had the file at once");
 }
 
 #[test]
