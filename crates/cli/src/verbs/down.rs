@@ -24,7 +24,7 @@ use crate::{failure, hosts, pool, table};
 
 /// How often a pool is copied because a program has used it meanwhile.
 const ROUNDS_MAX: u32 = 5;
-/// How often a daemon that does not answer is asked when a signal ends it.
+/// How often a daemon or a worker that does not answer is asked.
 const STATUS_ATTEMPTS: u32 = 4;
 /// How long a pool may be starting or stopping.
 const CHANGING_GRACE: Duration = Duration::from_secs(5);
@@ -55,8 +55,15 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         }
         Ok(Ended::Interrupted(signal)) => {
             ending.mount_again();
-            let more = if ending.copies { ", and goes on copying (`forebay tasks`)" } else { "" };
-            note!("forebay: stopped: the pool is up{more}");
+            note!(
+                "forebay: stopped: {}",
+                match (&ending.before, ending.copies) {
+                    (Some(_), true) => "the pool is up, and goes on copying (`forebay tasks`)",
+                    (Some(_), false) => "the pool is up",
+                    // It is down, or its daemon does not answer.
+                    (None, _) => "the pool is as it was",
+                }
+            );
             crate::death::die_of(signal)
         }
         Ok(Ended::Stopping(signal)) => {
@@ -74,7 +81,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
 /// How the stop of a pool has ended.
 enum Ended {
     Down(Stopped),
-    /// A signal came, and the pool is up.
+    /// A signal came, and the pool is as it was.
     Interrupted(i32),
     /// A signal came, and the pool stops by itself.
     Stopping(i32),
@@ -114,7 +121,9 @@ impl<'a> Ending<'a> {
     fn run(&mut self) -> Result<Ended> {
         let Down { keep, force, .. } = *self.arguments;
         for _ in 0..ROUNDS_MAX {
-            self.look()?;
+            if !self.look()? {
+                return Ok(Ended::Interrupted(self.signal()));
+            }
             let uses = match self.drain()? {
                 Drain::Over(uses) => uses,
                 Drain::Stopped(signal) => return Ok(Ended::Interrupted(signal)),
@@ -142,34 +151,57 @@ impl<'a> Ending<'a> {
         self.signals.next().map_or(libc::SIGTERM, |received| received.signal)
     }
 
-    /// Reads what the pool is like. The daemon cannot answer after the stop. A dead pool has no status.
-    fn look(&mut self) -> Result<()> {
-        self.before = match control::status(self.dir) {
-            Ok(status) => Some(status),
-            Err(e) if matches!(e.code, Code::NotFound | Code::TimedOut | Code::PoolGone) => None,
-            Err(e) => return Err(e),
-        };
-        let Some(status) = &self.before else { return Ok(()) };
-        if !status.mounts.is_empty() {
+    /// Reads what the pool is like. The daemon cannot answer after the stop. A dead pool has no status. False if a signal
+    /// came.
+    fn look(&mut self) -> Result<bool> {
+        for attempt in 1.. {
+            self.before = match control::status_until(self.dir, Some(self.signals.as_fd())) {
+                Ok(Some(status)) => Some(status),
+                Ok(None) => return Ok(false),
+                Err(e) if matches!(e.code, Code::NotFound | Code::TimedOut | Code::PoolGone) => None,
+                Err(e) => return Err(e),
+            };
+            if self.ensure_no_volumes(attempt == STATUS_ATTEMPTS)? {
+                break;
+            }
+        }
+        if let Some(status) = self.before.as_ref().filter(|status| !status.mounts.is_empty()) {
             self.mounts.clone_from(&status.mounts);
         }
-        let volumes = status::volumes(status);
-        if self.arguments.keep && !self.arguments.discard && volumes.0 > 0 {
-            return Err(Error::new(
-                Code::Busy,
-                format!("cannot stop pool {} and keep its data", self.dir.display()),
-            )
-            .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
-            .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
+        Ok(!has_come(self.signals, Duration::ZERO))
+    }
+
+    /// Fails if the pool has volumes that would have to be kept. False if that is not known, since its worker did not
+    /// answer; if `is_last`, that is an error.
+    fn ensure_no_volumes(&self, is_last: bool) -> Result<bool> {
+        let Some(status) = self.before.as_ref().filter(|status| status.state != STOPPING) else {
+            return Ok(true);
+        };
+        if !self.arguments.keep || self.arguments.discard {
+            return Ok(true);
         }
-        Ok(())
+        let what = format!("cannot stop pool {} and keep its data", self.dir.display());
+        match status::volumes(status) {
+            Some((0, _)) => Ok(true),
+            Some((_, bytes)) => Err(Error::new(Code::Busy, what)
+                .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(bytes)))
+                .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`")),
+            None if !is_last => Ok(false),
+            None => Err(Error::new(Code::TimedOut, what)
+                .why(
+                    "its worker does not answer, and it may have volumes, in memory that ends with the daemon",
+                )
+                .cure("try again, or let them go: `forebay down --keep --discard`")),
+        }
     }
 
     /// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
     fn drain(&mut self) -> Result<Drain> {
         let Down { force, discard, keep, .. } = *self.arguments;
         let Some(status) = &self.before else {
-            return refuse_undrained(self.dir, self.arguments).map(|()| Drain::Over(None));
+            refuse_undrained(self.dir, self.arguments)?;
+            // If it answers by then, there may be something to copy or to keep.
+            return Ok(Drain::Over(Some(launch::UNASKED)));
         };
         let keeps = keep && status.backing != "detached";
         self.copies = status.mover.is_some() && !discard && !keeps && status.state != STOPPING;
@@ -208,7 +240,7 @@ impl<'a> Ending<'a> {
 
     fn print(&self, stopped: &Stopped) {
         let (arguments, before, drained) = (self.arguments, self.before.as_ref(), &self.drained);
-        let volumes = before.map_or((0, 0), status::volumes);
+        let volume_bytes = before.and_then(status::volumes).map_or(0, |volumes| volumes.1);
         let files = before.and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
         if arguments.json {
             return failure::print_json(&json!({
@@ -220,7 +252,7 @@ impl<'a> Ending<'a> {
                 "used_bytes": before.and_then(|s| s.used_bytes),
                 "drained_files": drained.files,
                 "drained_bytes": drained.bytes,
-                "volume_bytes": volumes.1,
+                "volume_bytes": volume_bytes,
             }));
         }
         let state = match (before, stopped.killed) {
@@ -235,7 +267,7 @@ impl<'a> Ending<'a> {
             text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
         }
         let path = self.dir.display();
-        let fate = fate(before, stopped.data_kept, self.is_on_store, volumes.1);
+        let fate = fate(before, stopped.data_kept, self.is_on_store, volume_bytes);
         text.push_str(&format!("pool {path} {state}{fate}\n"));
         if arguments.keep && !stopped.data_kept {
             text.push_str("  note: it had no memory of its own that could be kept\n");
@@ -361,7 +393,7 @@ fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
                 Err(e) => return Err(e),
             }
         }
-        if is_last || has_signal(signals, LOOK_AGAIN) {
+        if is_last || has_come(signals, LOOK_AGAIN) {
             return Err(Error::new(Code::Busy, what())
                 .why("programs use it to the end, and may still write")
                 .cure("end them before the pool"));
@@ -369,11 +401,10 @@ fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
     }
 }
 
-/// True once a signal comes, which is taken; false if none has come within `period`.
-fn has_signal(signals: &Signals, period: Duration) -> bool {
+/// True once a signal comes; false if none has come within `period`.
+fn has_come(signals: &Signals, period: Duration) -> bool {
     let limit = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: period.subsec_nanos().into() };
-    let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&limit));
-    signals.next().is_some()
+    poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
 /// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not
