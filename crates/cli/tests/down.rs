@@ -198,11 +198,11 @@ fn down_that_a_signal_meets_after_it_has_copied_does_not_stop_the_pool() {
     kill(supervisor, libc::SIGSTOP);
     eventually("all is copied", || bed.stored("big") == Some(6_000_000));
     std::thread::sleep(Duration::from_secs(2));
-    signal(&down, libc::SIGINT);
+    signal(&down, libc::SIGTERM);
     std::thread::sleep(Duration::from_millis(100));
     kill(supervisor, libc::SIGCONT);
     let down = ended(down);
-    assert!(down.signal == Some(libc::SIGINT) && down.err.contains("the pool is up"), "{down:?}");
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
     assert_eq!(bed.is_mounted(), mount.is_some());
     bed.down();
 }
@@ -317,10 +317,10 @@ fn down_that_a_signal_ends_while_the_daemon_does_not_answer_kills_nothing() {
         kill(supervisor, libc::SIGSTOP);
         let down = bed.spawn(options);
         eventually("it takes signals", || takes_signals(&down));
-        signal(&down, libc::SIGINT);
+        signal(&down, libc::SIGTERM);
         let down = ended(down);
         assert!(
-            down.signal == Some(libc::SIGINT) && down.err.contains("the pool is as it was"),
+            down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is as it was"),
             "{options:?}: {down:?}"
         );
         assert!(is_alive(supervisor));
