@@ -269,7 +269,7 @@ fn down_of_a_pool_that_gets_a_store_meanwhile_loses_nothing() {
     let worker = Replaced::new(&bed.pool, "socket");
     let down = bed.spawn(&["down"]);
     // It has the supervisor's part of the status, and waits for the worker's.
-    let looks = worker.met_once();
+    let looks = worker.meet_and_restore();
     signal(&down, libc::SIGSTOP);
     bed.attach("");
     bed.sh("echo one >/forebay/data/one");
@@ -286,7 +286,7 @@ fn down_that_keeps_the_data_asks_for_volumes_again_if_the_daemon_was_silent() {
     for options in [&["down", "--keep"][..], &["down", "--keep", "--force"]] {
         let supervisor = Replaced::new(&bed.pool, "supervisor");
         let down = bed.spawn(options);
-        let asked = supervisor.met_once();
+        let asked = supervisor.meet_and_restore();
         let down = ended(down);
         drop(asked);
         down.assert_refused(1, &["its volumes have 1 MiB", "--discard"]);
@@ -398,6 +398,93 @@ fn down_that_a_signal_ends_after_it_told_the_pool_to_stop_says_what_it_knows() {
         std::fs::rename(&aside, &socket).unwrap();
     }
     bed.ok(&["down"]);
+}
+
+/// It asks the worker for what stores lack, and the mover to copy it. Neither answers.
+#[test]
+fn down_that_a_signal_ends_while_it_waits_for_what_never_comes_leaves_the_pool() {
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let worker = Replaced::new(&bed.pool, "socket");
+    let down = bed.spawn(&["down"]);
+    drop(worker.meet()); // its look at the pool
+    let attaches = worker.meet();
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    drop(attaches);
+    worker.restore();
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
+
+    let down = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    let mover = bed.status()["mover"]["pid"].as_i64().unwrap() as i32;
+    kill(mover, libc::SIGSTOP);
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    kill(mover, libc::SIGCONT);
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
+    bed.down();
+}
+
+#[test]
+fn down_that_cannot_mount_the_pool_again_says_so() {
+    let bed = Bed::with_slow_store();
+    let Some(mount) = bed.mount() else { return };
+    bed.sh(BIG);
+    let down = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    let supervisor = bed.supervisor();
+    kill(supervisor, libc::SIGSTOP);
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    kill(supervisor, libc::SIGCONT);
+    let cure = format!("forebay mount --pool {} {}", bed.pool.display(), mount.display());
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains(&cure), "{down:?}");
+    bed.down();
+}
+
+#[test]
+fn two_downs_at_once_both_see_the_pool_end() {
+    for more in [&[][..], &["--media", "ssd"]] {
+        let bed = Bed::with(more);
+        bed.attach("?rate=2MB/s");
+        bed.mount();
+        bed.sh(BIG);
+        let first = bed.spawn(&["down"]);
+        eventually("it copies", || copies(&bed));
+        let second = bed.spawn(&["down"]);
+        let (first, second) = (ended(first), ended(second));
+        assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
+        assert!(lock_holder(&bed.pool).is_none() && !bed.is_mounted());
+        assert_eq!(bed.stored("big"), Some(6_000_000));
+    }
+}
+
+/// The pool ends at each of the places where `down` could notice.
+#[test]
+fn down_of_a_pool_that_another_has_stopped_meanwhile_is_no_failure() {
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let worker = Replaced::new(&bed.pool, "socket");
+    let late = bed.spawn(&["down"]);
+    // It has the supervisor's part of the status.
+    let looks = worker.meet_and_restore();
+    signal(&late, libc::SIGSTOP);
+    bed.down();
+    signal(&late, libc::SIGCONT);
+    drop(looks);
+    let late = ended(late);
+    assert!(late.code == Some(0) && late.out.contains("is down"), "{late:?}");
+
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let late = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    signal(&late, libc::SIGSTOP);
+    bed.down();
+    signal(&late, libc::SIGCONT);
+    let late = ended(late);
+    assert!(late.code == Some(0) && late.out.contains("is down"), "{late:?}");
 }
 
 #[test]

@@ -260,17 +260,27 @@ impl Replaced {
         Replaced { socket, aside, fake }
     }
 
-    /// Waits for somebody to connect, then puts the pool's own socket back. Whoever has connected waits for an answer as
-    /// long as the connection is there.
-    pub fn met_once(self) -> UnixStream {
+    /// Waits for somebody to connect, who then waits for an answer as long as the connection is there.
+    pub fn meet(&self) -> UnixStream {
         self.fake.set_nonblocking(true).unwrap();
         let mut met = None;
         eventually("somebody asks", || {
             met = self.fake.accept().ok();
             met.is_some()
         });
-        std::fs::rename(&self.aside, &self.socket).unwrap();
         met.unwrap().0
+    }
+
+    /// Puts the pool's own socket back.
+    pub fn restore(self) {
+        std::fs::rename(&self.aside, &self.socket).unwrap();
+    }
+
+    /// Both.
+    pub fn meet_and_restore(self) -> UnixStream {
+        let met = self.meet();
+        self.restore();
+        met
     }
 }
 
