@@ -7,9 +7,8 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use common::{eventually, forebay, is_alive, kill, Place, Ran};
+use common::{eventually, forebay, is_alive, kill, Place, Ran, Replaced};
 use forebay_server::launch::{self, Attempt, DownOptions};
 use serde_json::Value;
 
@@ -427,17 +426,17 @@ fn down_of_a_pool_whose_last_program_ends_meanwhile_loses_nothing() {
     let script = "echo one >/forebay/data/one; sleep 1000";
     let mut run = bed.command(&["run", "--quiet", "--", "sh", "-c", script]).spawn().unwrap();
     eventually("the file is there", || bed.run(&["stat", "/data/one"]).code == Some(0));
-    let status = bed.json(&["status", "--json"]);
-    assert_eq!(status["members"], 1);
-    let worker = status["pids"]["worker"].as_i64().unwrap() as i32;
-    // `down` asks the supervisor first, then waits for the worker.
-    kill(worker, libc::SIGSTOP);
+    assert_eq!(bed.json(&["status", "--json"])["members"], 1);
+    let worker = Replaced::new(&bed.pool, "socket");
     let down = bed.command(&["down"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
+    // It has the supervisor's part of the status, and waits for the worker's.
+    let looks = worker.meet_and_restore();
+    kill(down.id() as i32, libc::SIGSTOP);
     kill(run.id() as i32, libc::SIGKILL);
     run.wait().unwrap();
-    std::thread::sleep(Duration::from_millis(200));
-    kill(worker, libc::SIGCONT);
+    eventually("the pool knows", || bed.json(&["status", "--json"])["members"] == 0);
+    kill(down.id() as i32, libc::SIGCONT);
+    drop(looks);
     let down = Ran::of(down.wait_with_output().unwrap());
     assert_eq!(down.code, Some(0), "{down:?}");
     assert_eq!(bed.stored("one").as_deref(), Some("one\n"), "{down:?}");

@@ -4,17 +4,18 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{eventually, is_alive, kill, lock_holder, Place, Ran};
+use common::{eventually, is_alive, kill, lock_holder, Place, Ran, Replaced, TIMEOUT};
+use forebay_server::launch::{self, Attempt, DownOptions};
 use forebay_types::Code;
 use serde_json::{json, Value};
 
-/// How long a command takes at most to be where it waits for a process that is stopped.
-const UNDER_WAY: Duration = Duration::from_millis(500);
 /// What the slow store takes longer for than the steps of a test.
 const BIG: &str = "head -c 6000000 /dev/zero >/forebay/data/big";
 
@@ -96,6 +97,21 @@ impl Bed {
         self.status()["pids"]["worker"].as_i64().unwrap() as i32
     }
 
+    /// With a volume; none where there are no volumes.
+    fn with_volume() -> Option<Bed> {
+        let bed = Bed::new();
+        if bed.status()["backing"] == "directory" {
+            return None;
+        }
+        bed.ok(&["volume", "create", "v", "--size", "1MiB"]);
+        Some(bed)
+    }
+
+    /// True once the pool was told to stop. Its worker may be stopped, so that `status` would take long.
+    fn stops(&self) -> bool {
+        std::fs::read_to_string(self.pool.join("log")).unwrap().contains("pool stops")
+    }
+
     fn supervisor(&self) -> i32 {
         lock_holder(&self.pool).unwrap()
     }
@@ -117,6 +133,13 @@ fn ended(child: Child) -> Ran {
 
 fn signal(child: &Child, signal: i32) {
     kill(child.id() as i32, signal);
+}
+
+/// True once signals no longer end a command at once.
+fn takes_signals(child: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(blocked.trim(), 16).unwrap() & (1 << (libc::SIGTERM - 1)) != 0
 }
 
 /// True while the mover copies for a command.
@@ -175,11 +198,11 @@ fn down_that_a_signal_meets_after_it_has_copied_does_not_stop_the_pool() {
     kill(supervisor, libc::SIGSTOP);
     eventually("all is copied", || bed.stored("big") == Some(6_000_000));
     std::thread::sleep(Duration::from_secs(2));
-    signal(&down, libc::SIGINT);
+    signal(&down, libc::SIGTERM);
     std::thread::sleep(Duration::from_millis(100));
     kill(supervisor, libc::SIGCONT);
     let down = ended(down);
-    assert!(down.signal == Some(libc::SIGINT) && down.err.contains("the pool is up"), "{down:?}");
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
     assert_eq!(bed.is_mounted(), mount.is_some());
     bed.down();
 }
@@ -191,7 +214,7 @@ fn down_that_a_signal_ends_while_the_pool_stops_says_so_at_once() {
     // The supervisor waits for it for a while, then kills it.
     kill(worker, libc::SIGSTOP);
     let down = bed.spawn(&["down"]);
-    eventually("the pool stops", || bed.status()["state"] == "stopping");
+    eventually("the pool stops", || bed.stops());
     signal(&down, libc::SIGTERM);
     let down = ended(down);
     assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("stops by itself"), "{down:?}");
@@ -231,7 +254,7 @@ fn pool_whose_down_was_killed_is_ended_by_the_next() {
     let worker = bed.worker();
     kill(worker, libc::SIGSTOP);
     let mut down = bed.spawn(&["down", "--discard"]);
-    eventually("the pool stops", || bed.status()["state"] == "stopping");
+    eventually("the pool stops", || bed.stops());
     down.kill().unwrap();
     down.wait().unwrap();
     assert!(is_alive(worker));
@@ -243,18 +266,226 @@ fn pool_whose_down_was_killed_is_ended_by_the_next() {
 #[test]
 fn down_of_a_pool_that_gets_a_store_meanwhile_loses_nothing() {
     let bed = Bed::new();
-    let worker = bed.worker();
-    kill(worker, libc::SIGSTOP);
+    let worker = Replaced::new(&bed.pool, "socket");
     let down = bed.spawn(&["down"]);
-    // It waits for the worker's part of the status.
-    std::thread::sleep(UNDER_WAY);
+    // It has the supervisor's part of the status, and waits for the worker's.
+    let looks = worker.meet_and_restore();
     signal(&down, libc::SIGSTOP);
-    kill(worker, libc::SIGCONT);
     bed.attach("");
     bed.sh("echo one >/forebay/data/one");
     signal(&down, libc::SIGCONT);
+    drop(looks);
     let down = ended(down);
     assert_eq!((down.code, bed.stored("one")), (Some(0), Some(4)), "{down:?}");
+}
+
+/// The daemon does not answer when it is asked first, and then does.
+#[test]
+fn down_that_keeps_the_data_asks_for_volumes_again_if_the_daemon_was_silent() {
+    let Some(bed) = Bed::with_volume() else { return };
+    for options in [&["down", "--keep"][..], &["down", "--keep", "--force"]] {
+        let supervisor = Replaced::new(&bed.pool, "supervisor");
+        let down = bed.spawn(options);
+        let asked = supervisor.meet_and_restore();
+        let down = ended(down);
+        drop(asked);
+        down.assert_refused(1, &["its volumes have 1 MiB", "--discard"]);
+    }
+    bed.ok(&["volume", "delete", "v"]);
+    bed.ok(&["down", "--keep"]);
+}
+
+#[test]
+fn down_that_keeps_the_data_is_refused_if_the_worker_does_not_say_whether_there_are_volumes() {
+    let Some(bed) = Bed::with_volume() else { return };
+    let worker = bed.worker();
+    kill(worker, libc::SIGSTOP);
+    let down = bed.run(&["down", "--keep"]);
+    kill(worker, libc::SIGCONT);
+    down.assert_refused(1, &["its worker does not answer", "may have volumes", "--discard"]);
+    bed.ok(&["volume", "delete", "v"]);
+    bed.ok(&["down", "--keep"]);
+}
+
+/// Without a store nothing keeps `down` from killing it.
+#[test]
+fn down_that_a_signal_ends_while_the_daemon_does_not_answer_kills_nothing() {
+    let bed = Bed::new();
+    bed.sh("echo one >/forebay/one");
+    let supervisor = bed.supervisor();
+    for options in [&["down"][..], &["down", "--keep"], &["down", "--force", "--discard"]] {
+        kill(supervisor, libc::SIGSTOP);
+        let down = bed.spawn(options);
+        eventually("it takes signals", || takes_signals(&down));
+        signal(&down, libc::SIGTERM);
+        let down = ended(down);
+        assert!(
+            down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is as it was"),
+            "{options:?}: {down:?}"
+        );
+        assert!(is_alive(supervisor));
+        kill(supervisor, libc::SIGCONT);
+        bed.sh("cat /forebay/one");
+    }
+    bed.ok(&["down"]);
+}
+
+/// Whatever state it meets the pool in.
+#[test]
+fn attempt_that_is_interrupted_neither_kills_nor_removes() {
+    let bed = Bed::new();
+    let (interrupt, mut other) = UnixStream::pair().unwrap();
+    other.write_all(b"x").unwrap();
+    let attempt = || {
+        let interrupt = Some(interrupt.as_fd());
+        launch::try_down(&bed.pool, DownOptions { force: true, interrupt, ..DownOptions::default() }).unwrap()
+    };
+    let supervisor = bed.supervisor();
+    kill(supervisor, libc::SIGSTOP);
+    assert!(matches!(attempt(), Attempt::Interrupted));
+    assert!(is_alive(supervisor));
+    kill(supervisor, libc::SIGCONT);
+    assert!(matches!(attempt(), Attempt::Interrupted));
+    assert_eq!(bed.status()["state"], "up");
+    // A process has the pool, and cannot be reached.
+    let supervisor_socket = bed.pool.join("supervisor");
+    std::fs::rename(&supervisor_socket, bed.pool.join("aside")).unwrap();
+    assert!(matches!(attempt(), Attempt::Interrupted));
+    std::fs::rename(bed.pool.join("aside"), &supervisor_socket).unwrap();
+    let worker = bed.worker();
+    kill(supervisor, libc::SIGKILL);
+    eventually("it is down", || !is_alive(supervisor) && !is_alive(worker));
+    assert!(matches!(attempt(), Attempt::Interrupted));
+    assert!(supervisor_socket.exists());
+    bed.ok(&["down"]);
+    assert!(!supervisor_socket.exists());
+}
+
+#[test]
+fn down_that_a_signal_ends_after_it_told_the_pool_to_stop_says_what_it_knows() {
+    let bed = Bed::new();
+    let fates = [
+        (Some("stopping"), Some(libc::SIGTERM), "it stops by itself"),
+        (Some("up"), Some(libc::SIGTERM), "the pool is up"),
+        (None, None, "cannot tell whether pool"),
+    ];
+    for (then, ended_by, said) in fates {
+        let Replaced { socket, aside, fake } = Replaced::new(&bed.pool, "supervisor");
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut state = Some("up");
+            let mut silent = Vec::new();
+            for asker in fake.incoming() {
+                let mut asker = asker.unwrap();
+                while let Some((magic, ask)) = receive(&mut asker) {
+                    if ask["op"] != "status" {
+                        state = then;
+                        tell.send(()).unwrap();
+                        break;
+                    }
+                    let Some(state) = state else { break };
+                    let status = json!({ "state": state, "uses": 0, "pids": { "supervisor": 1 } });
+                    answer(&mut asker, magic, &json!({ "status": status }));
+                }
+                silent.push(asker);
+            }
+        });
+        let down = bed.spawn(&["down"]);
+        told.recv_timeout(TIMEOUT).unwrap();
+        signal(&down, libc::SIGTERM);
+        let down = ended(down);
+        assert!(down.signal == ended_by && down.err.contains(said), "{then:?}: {down:?}");
+        std::fs::rename(&aside, &socket).unwrap();
+    }
+    bed.ok(&["down"]);
+}
+
+/// It asks the worker for what stores lack, and the mover to copy it. Neither answers.
+#[test]
+fn down_that_a_signal_ends_while_it_waits_for_what_never_comes_leaves_the_pool() {
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let worker = Replaced::new(&bed.pool, "socket");
+    let down = bed.spawn(&["down"]);
+    drop(worker.meet()); // its look at the pool
+    let attaches = worker.meet();
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    drop(attaches);
+    worker.restore();
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
+
+    let down = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    let mover = bed.status()["mover"]["pid"].as_i64().unwrap() as i32;
+    kill(mover, libc::SIGSTOP);
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    kill(mover, libc::SIGCONT);
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains("the pool is up"), "{down:?}");
+    bed.down();
+}
+
+#[test]
+fn down_that_cannot_mount_the_pool_again_says_so() {
+    let bed = Bed::with_slow_store();
+    let Some(mount) = bed.mount() else { return };
+    bed.sh(BIG);
+    let down = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    let supervisor = bed.supervisor();
+    kill(supervisor, libc::SIGSTOP);
+    signal(&down, libc::SIGTERM);
+    let down = ended(down);
+    kill(supervisor, libc::SIGCONT);
+    let cure = format!("forebay mount --pool {} {}", bed.pool.display(), mount.display());
+    assert!(down.signal == Some(libc::SIGTERM) && down.err.contains(&cure), "{down:?}");
+    bed.down();
+}
+
+#[test]
+fn two_downs_at_once_both_see_the_pool_end() {
+    for more in [&[][..], &["--media", "ssd"]] {
+        let bed = Bed::with(more);
+        bed.attach("?rate=2MB/s");
+        bed.mount();
+        bed.sh(BIG);
+        let first = bed.spawn(&["down"]);
+        eventually("it copies", || copies(&bed));
+        let second = bed.spawn(&["down"]);
+        let (first, second) = (ended(first), ended(second));
+        assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
+        assert_eq!((bed.stored("big"), bed.is_mounted()), (Some(6_000_000), false));
+        // It gives its lock free before it ends.
+        eventually("the daemon has ended", || lock_holder(&bed.pool).is_none());
+    }
+}
+
+/// The pool ends at each of the places where `down` could notice.
+#[test]
+fn down_of_a_pool_that_another_has_stopped_meanwhile_is_no_failure() {
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let worker = Replaced::new(&bed.pool, "socket");
+    let late = bed.spawn(&["down"]);
+    // It has the supervisor's part of the status.
+    let looks = worker.meet_and_restore();
+    signal(&late, libc::SIGSTOP);
+    bed.down();
+    signal(&late, libc::SIGCONT);
+    drop(looks);
+    let late = ended(late);
+    assert!(late.code == Some(0) && late.out.contains("is down"), "{late:?}");
+
+    let bed = Bed::with_slow_store();
+    bed.sh(BIG);
+    let late = bed.spawn(&["down"]);
+    eventually("it copies", || copies(&bed));
+    signal(&late, libc::SIGSTOP);
+    bed.down();
+    signal(&late, libc::SIGCONT);
+    let late = ended(late);
+    assert!(late.code == Some(0) && late.out.contains("is down"), "{late:?}");
 }
 
 #[test]

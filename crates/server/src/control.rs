@@ -3,12 +3,10 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use forebay_tasks::{MoverReport, StoreReport};
 use forebay_types::{Code, Error, Result};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -44,10 +42,7 @@ impl Supervisor {
     }
 
     pub(crate) fn ask(&mut self, ask: &Ask, timeout: Option<Duration>) -> Result<Reply> {
-        if self.failed {
-            return Err(Error::new(Code::TimedOut, "cannot ask the pool's daemon")
-                .why("it did not answer an earlier request on this connection"));
-        }
+        self.ensure_in_step()?;
         frame::ask(&mut self.stream, ask, timeout).inspect_err(|_| self.failed = true)
     }
 
@@ -58,35 +53,31 @@ impl Supervisor {
         timeout: Duration,
         interrupt: Option<BorrowedFd<'_>>,
     ) -> Result<Option<Reply>> {
-        let Some(interrupt) = interrupt else { return self.ask(ask, Some(timeout)).map(Some) };
-        // No further request is sent on this connection.
-        self.failed = true;
-        frame::send(&mut self.stream, ask, Some(timeout))?;
-        let end = Instant::now() + timeout;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
-            let mut awaited =
-                [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&interrupt, PollFlags::IN)];
-            match poll(&mut awaited, Some(&left)) {
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(Error::io("cannot wait for the pool's daemon", &e.into())),
-                Ok(_) => {}
-            }
-            let [answered, interrupted] = awaited.map(|fd| !fd.revents().is_empty());
-            if interrupted && !answered {
-                return Ok(None);
-            }
-            // Without an answer this fails at once, or after a time limit that is over anyway.
-            return frame::receive(&mut self.stream).map(Some);
+        self.ensure_in_step()?;
+        let answer = frame::ask_until(&mut self.stream, ask, timeout, interrupt);
+        self.failed = !matches!(answer, Ok(Some(_)));
+        answer
+    }
+
+    fn ensure_in_step(&self) -> Result<()> {
+        match self.failed {
+            false => Ok(()),
+            true => Err(Error::new(Code::TimedOut, "cannot ask the pool's daemon")
+                .why("it did not answer an earlier request on this connection")),
         }
     }
 
     pub(crate) fn status(&mut self) -> Result<Value> {
-        match self.ask(&Ask::Status, Some(SUPERVISOR_TIMEOUT))? {
-            Reply::Status(value) => Ok(value),
-            Reply::Failed(failure) => Err(failure.into()),
-            _ => Err(unexpected()),
+        self.status_until(None)?.ok_or_else(unexpected)
+    }
+
+    /// As [`Supervisor::status`], but waits no longer once `interrupt` can be read: none then.
+    pub(crate) fn status_until(&mut self, interrupt: Option<BorrowedFd<'_>>) -> Result<Option<Value>> {
+        match self.ask_until(&Ask::Status, SUPERVISOR_TIMEOUT, interrupt)? {
+            None => Ok(None),
+            Some(Reply::Status(value)) => Ok(Some(value)),
+            Some(Reply::Failed(failure)) => Err(failure.into()),
+            Some(_) => Err(unexpected()),
         }
     }
 
@@ -180,16 +171,29 @@ pub struct Status {
 /// Queries the status of a pool that is up. If the worker does not answer in time, its values are missing.
 /// [`Code::NotFound`] when the pool is not up.
 pub fn status(path: &Path) -> Result<Status> {
+    status_until(path, None)?.ok_or_else(unexpected)
+}
+
+/// As [`status`], but waits no longer once `interrupt` can be read: none then.
+pub fn status_until(path: &Path, interrupt: Option<BorrowedFd<'_>>) -> Result<Option<Status>> {
     let dir = PoolDirectory::open(path)?;
     // Reports a damaged or newer pool before a pool that is down.
     crate::identity::PoolIdentity::read(&dir)?;
-    let Value::Object(ours) = Supervisor::connect(&dir)?.status()? else { return Err(unexpected()) };
-    let mut all = match ask_worker(&dir, &WorkerAsk::Status, WORKER_TIMEOUT) {
-        Ok(Value::Object(theirs)) => theirs,
+    let ours = match Supervisor::connect(&dir)?.status_until(interrupt)? {
+        None => return Ok(None),
+        Some(Value::Object(ours)) => ours,
+        Some(_) => return Err(unexpected()),
+    };
+    let theirs = dir
+        .connect(SOCKET_FILE)
+        .and_then(|mut worker| frame::ask_until(&mut worker, &WorkerAsk::Status, WORKER_TIMEOUT, interrupt));
+    let mut all = match theirs {
+        Ok(None) => return Ok(None),
+        Ok(Some(Value::Object(theirs))) => theirs,
         _ => Map::new(),
     };
     all.extend(ours);
-    serde_json::from_value(Value::Object(all)).map_err(|e| unexpected().why(e))
+    serde_json::from_value(Value::Object(all)).map(Some).map_err(|e| unexpected().why(e))
 }
 
 /// Fails, with a cure for the user, when the pool in `path` is not up, is of a newer format, or is not there.
@@ -226,12 +230,7 @@ pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
     crate::identity::PoolIdentity::read(&dir)?;
     Supervisor::connect(&dir)?;
-    ask_worker(&dir, &WorkerAsk::Check, CHECK_TIMEOUT)
-}
-
-fn ask_worker(dir: &PoolDirectory, ask: &WorkerAsk, timeout: Duration) -> Result<Value> {
-    let mut stream = dir.connect(SOCKET_FILE)?;
-    frame::ask(&mut stream, ask, Some(timeout))
+    frame::ask(&mut dir.connect(SOCKET_FILE)?, &WorkerAsk::Check, Some(CHECK_TIMEOUT))
 }
 
 /// A membership in a pool, which ends when this is dropped.

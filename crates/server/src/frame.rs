@@ -2,11 +2,14 @@
 //! "control", then the text. Every length is checked before it is used.
 
 use std::io::{Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_ring::{Header, HEADER_BYTES, KIND_CONTROL, KIND_ERROR};
 use forebay_types::{Code, Error, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use serde::{de::DeserializeOwned, Serialize};
 
 /// Maximum bytes of one JSON message: enough for a check report with many findings.
@@ -69,8 +72,35 @@ pub(crate) fn ask<T: DeserializeOwned>(
     receive(stream)
 }
 
+/// As [`ask`], but the wait for the answer ends once `interrupt` can be read: none then.
+pub(crate) fn ask_until<T: DeserializeOwned>(
+    stream: &mut UnixStream,
+    value: &impl Serialize,
+    timeout: Duration,
+    interrupt: Option<BorrowedFd<'_>>,
+) -> Result<Option<T>> {
+    send(stream, value, Some(timeout))?;
+    let Some(interrupt) = interrupt else { return receive(stream).map(Some) };
+    let end = Instant::now() + timeout;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
+        let mut awaited = [PollFd::new(&*stream, PollFlags::IN), PollFd::new(&interrupt, PollFlags::IN)];
+        match poll(&mut awaited, Some(&left)) {
+            Err(Errno::INTR) => continue,
+            Err(e) => return Err(Error::io("cannot wait for the pool's daemon", &e.into())),
+            Ok(0) => return Err(gone(std::io::ErrorKind::TimedOut.into())),
+            Ok(_) => {}
+        }
+        return match awaited[0].revents().is_empty() {
+            true => Ok(None),
+            false => receive(stream).map(Some),
+        };
+    }
+}
+
 /// Sends `value`. `timeout` bounds each write, and each read of [`receive`].
-pub(crate) fn send(stream: &mut UnixStream, value: &impl Serialize, timeout: Option<Duration>) -> Result<()> {
+fn send(stream: &mut UnixStream, value: &impl Serialize, timeout: Option<Duration>) -> Result<()> {
     stream
         .set_read_timeout(timeout)
         .and_then(|()| stream.set_write_timeout(timeout))
@@ -94,7 +124,7 @@ fn gone(e: std::io::Error) -> Error {
 }
 
 /// Waits for the answer to what was sent.
-pub(crate) fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> Result<T> {
+fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> Result<T> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).map_err(gone)?;
     if let Ok(Header { kind: KIND_ERROR, len }) = Header::decode(&header) {

@@ -244,13 +244,18 @@ pub struct DownOptions<'a> {
     pub keep: bool,
     /// Stop the pool although programs use it.
     pub force: bool,
-    /// What [`ensure_unused`] returned. If a program has used the pool since, it is not stopped: [`Attempt::Used`].
+    /// What [`ensure_unused`] returned, or [`UNASKED`]. If a program has used the pool since, it is not stopped:
+    /// [`Attempt::Used`].
     pub uses: Option<u64>,
     /// A daemon that does not answer is not killed: the error is [`unanswered`].
     pub spares: bool,
-    /// Once it can be read, nothing is waited for, and the pool is not told to stop if it was not yet.
+    /// Once it can be read, nothing is waited for, and the pool is neither told to stop nor killed nor swept if that
+    /// was not begun yet.
     pub interrupt: Option<BorrowedFd<'a>>,
 }
+
+/// For [`DownOptions::uses`]: the pool's daemon did not answer. If it answers now, the pool is not stopped.
+pub const UNASKED: u64 = u64::MAX;
 
 /// What an attempt to stop a pool has come to.
 #[derive(Clone, Debug)]
@@ -259,7 +264,7 @@ pub enum Attempt {
     Stopped(Stopped),
     /// The pool is up, as a program has used it meanwhile. Its mount may have been taken away.
     Used,
-    /// The pool is up, as the attempt was interrupted. Its mount may have been taken away.
+    /// The pool is as it was, as the attempt was interrupted. Its mount may have been taken away.
     Interrupted,
     /// The pool was told to stop, and its end is not waited for, as the attempt was interrupted.
     Stopping,
@@ -311,15 +316,21 @@ pub fn try_down(path: &Path, options: DownOptions<'_>) -> Result<Attempt> {
     };
     let mut connection = match reach(&dir, options.interrupt)? {
         Reached::Served(connection) => connection,
+        Reached::Free if is_interrupted(options) => return Ok(Attempt::Interrupted),
         Reached::Free => return swept(dir, options.keep).map(Attempt::Stopped),
+        Reached::Stuck if is_interrupted(options) => return Ok(Attempt::Interrupted),
         Reached::Stuck => return kill(&dir, &identity, options),
         Reached::Interrupted => return Ok(Attempt::Interrupted),
     };
-    let status = match connection.status() {
-        Ok(status) => status,
+    let status = match connection.status_until(options.interrupt) {
+        Ok(Some(status)) => status,
+        Ok(None) => return Ok(Attempt::Interrupted),
+        Err(e) if matches!(e.code, Code::TimedOut | Code::PoolGone) && is_interrupted(options) => {
+            return Ok(Attempt::Interrupted)
+        }
         // The supervisor never blocks, so it is stopped or stuck.
         Err(e) if e.code == Code::TimedOut => return kill(&dir, &identity, options),
-        Err(e) if e.code == Code::PoolGone => return after_its_end(dir, e, options),
+        Err(e) if e.code == Code::PoolGone => return after_its_end(dir, e, options, Attempt::Interrupted),
         // It lives, and refuses: it has no descriptor for one more connection, or is of another version.
         Err(e) => return Err(e),
     };
@@ -333,7 +344,7 @@ pub fn try_down(path: &Path, options: DownOptions<'_>) -> Result<Attempt> {
         let uses = ensure_unused_by(&mut connection, &status, &dir)?;
         Some(options.uses.unwrap_or(uses))
     };
-    if waits_in_vain(options.interrupt, Duration::ZERO) {
+    if is_interrupted(options) {
         return Ok(Attempt::Interrupted);
     }
     let ask = Ask::Down { keep: options.keep, uses };
@@ -345,14 +356,29 @@ pub fn try_down(path: &Path, options: DownOptions<'_>) -> Result<Attempt> {
         Ok(Some(Reply::Used)) => Ok(Attempt::Used),
         Ok(Some(Reply::Failed(failure))) => Err(failure.into()),
         Ok(Some(_)) => Err(Error::new(Code::Malformed, "the supervisor sent an unexpected reply")),
-        // It takes requests in the order in which they come, so it has seen that one.
-        Ok(None) => match control::Supervisor::connect(&dir).and_then(|mut again| again.status()) {
-            Ok(status) if status["state"] != "stopping" => Ok(Attempt::Interrupted),
-            _ => Ok(Attempt::Stopping),
-        },
+        Ok(None) => was_told(&dir),
+        Err(e) if matches!(e.code, Code::TimedOut | Code::PoolGone) && is_interrupted(options) => {
+            Ok(Attempt::Stopping)
+        }
         Err(e) if e.code == Code::TimedOut => kill(&dir, &identity, options),
-        Err(e) if e.code == Code::PoolGone => after_its_end(dir, e, options),
+        Err(e) if e.code == Code::PoolGone => after_its_end(dir, e, options, Attempt::Stopping),
         Err(e) => Err(e),
+    }
+}
+
+/// What an attempt has come to that was interrupted after its request to stop was sent.
+fn was_told(dir: &PoolDirectory) -> Result<Attempt> {
+    // The supervisor takes requests in the order in which they come, so it has seen that one before this.
+    match control::Supervisor::connect(dir).and_then(|mut again| again.status()) {
+        Ok(status) if status["state"] != "stopping" => Ok(Attempt::Interrupted),
+        Ok(_) => Ok(Attempt::Stopping),
+        Err(e) if matches!(e.code, Code::PoolGone | Code::NotFound) => Ok(Attempt::Stopping),
+        Err(e) => Err(Error::new(e.code, format!("cannot tell whether pool {} stops", dir.path().display()))
+            .why(format!(
+                "it was told to, and then the wait for its end was interrupted; {}: {}",
+                e.what, e.why
+            ))
+            .cure("`forebay down` again waits for its end, or stops it")),
     }
 }
 
@@ -388,9 +414,18 @@ fn reach(dir: &PoolDirectory, interrupt: Option<BorrowedFd<'_>>) -> Result<Reach
     }
 }
 
-/// The supervisor has closed the connection: it has ended, or was killed, or does not serve this process.
-fn after_its_end(dir: PoolDirectory, e: Error, options: DownOptions<'_>) -> Result<Attempt> {
+/// The supervisor has closed the connection: it has ended, or was killed, or does not serve this process. If the wait for
+/// its worker is interrupted, the attempt has come to `interrupted`.
+fn after_its_end(
+    dir: PoolDirectory,
+    e: Error,
+    options: DownOptions<'_>,
+    interrupted: Attempt,
+) -> Result<Attempt> {
     if !wait_until_unlocked(&dir, WORKER_END, options.interrupt) {
+        if is_interrupted(options) {
+            return Ok(interrupted);
+        }
         return Err(e.cure(format!("see {}", dir.file(LOG_FILE).display())));
     }
     if dir.file(SOCKET_FILE).exists() {
@@ -404,6 +439,10 @@ fn after_its_end(dir: PoolDirectory, e: Error, options: DownOptions<'_>) -> Resu
 fn swept(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
     let gone = dir.not_up().why("another command has just removed it");
     sweep(dir, keep).map_err(|e| if e.code == Code::Stale { gone } else { e })
+}
+
+fn is_interrupted(options: DownOptions<'_>) -> bool {
+    options.interrupt.is_some() && waits_in_vain(options.interrupt, Duration::ZERO)
 }
 
 /// Waits for `period`, but no longer than until `interrupt` can be read: true then.
@@ -554,7 +593,8 @@ fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()>
         .cure("wait for it, or stop the pool under it with --force"))
 }
 
-/// Kills a supervisor that does not answer, because it is stopped or stuck, unless it is to be spared.
+/// Kills a supervisor that does not answer, because it is stopped or stuck, unless it is to be spared. The caller has seen
+/// that nothing has interrupted the attempt.
 fn kill(dir: &PoolDirectory, identity: &PoolIdentity, options: DownOptions<'_>) -> Result<Attempt> {
     let what = || format!("cannot stop pool {}", dir.path().display());
     if options.spares {
@@ -575,10 +615,10 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, options: DownOptions<'_>) 
             let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
         }
     }
-    if !wait_until_unlocked(dir, DOWN_TIMEOUT, options.interrupt) {
-        if waits_in_vain(options.interrupt, Duration::ZERO) {
-            return Ok(Attempt::Stopping);
-        }
+    // What is killed does not clear away what it leaves, so an interrupt that comes now ends only a long wait.
+    if !wait_until_unlocked(dir, WORKER_END, None)
+        && !wait_until_unlocked(dir, DOWN_TIMEOUT, options.interrupt)
+    {
         return Err(stuck("a process of it does not die"));
     }
     let dir = PoolDirectory::open(dir.path())?;

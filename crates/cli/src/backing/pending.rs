@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_client::Pool;
-use forebay_server::control;
+use forebay_server::control::{self, Status};
 use forebay_types::{
     Code, Entry, Error, Ino, NodeId, PendingPlace, Reply, Request, Result, Wanted, FLAG_ATTACHED,
 };
@@ -14,9 +14,18 @@ use crate::{pool, table};
 
 /// The nodes whose shards may have pending places: all that are up.
 pub(crate) fn nodes(dir: &Path) -> Result<Vec<NodeId>> {
-    let status = control::status(dir)?;
-    let others = status.more.get("nodes").and_then(Value::as_array).into_iter().flatten();
-    let others = others.filter(|node| node["state"].as_str() == Some("up"));
+    nodes_in(&control::status(dir)?)
+}
+
+fn nodes_in(status: &Status) -> Result<Vec<NodeId>> {
+    let others = status.more.get("nodes").and_then(Value::as_array);
+    let is_alone = status.more.get("node_count").and_then(Value::as_u64).is_none_or(|n| n <= 1);
+    if others.is_none() && !is_alone {
+        return Err(Error::new(Code::TimedOut, "cannot tell which nodes the pool has")
+            .why("its worker does not answer")
+            .cure("try again"));
+    }
+    let others = others.into_iter().flatten().filter(|node| node["state"].as_str() == Some("up"));
     let numbers = others.filter_map(|node| node["node"].as_u64().and_then(|n| u16::try_from(n).ok()));
     let mut nodes: Vec<NodeId> = std::iter::once(status.node).chain(numbers).map(NodeId).collect();
     nodes.sort();
@@ -122,6 +131,17 @@ fn is_newer(place: &PendingPlace) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_of_a_pool_whose_worker_is_silent_are_not_known() {
+        let status = |value| serde_json::from_value::<Status>(value).unwrap();
+        let nodes = |value| nodes_in(&status(value)).map_err(|e| e.code);
+        assert_eq!(nodes(serde_json::json!({ "node": 1, "node_count": 1 })), Ok(vec![NodeId(1)]));
+        assert_eq!(nodes(serde_json::json!({ "node": 1, "node_count": 2 })), Err(Code::TimedOut));
+        let both = serde_json::json!([{ "node": 1, "state": "up" }, { "node": 2, "state": "up" }]);
+        let both = serde_json::json!({ "node": 2, "node_count": 2, "nodes": both });
+        assert_eq!(nodes(both), Ok(vec![NodeId(1), NodeId(2)]));
+    }
 
     #[test]
     fn words_name_what_there_is() {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use forebay_server::control;
 use forebay_sys::signals::Signals;
 use forebay_tasks::{MoverClient, Task};
 use forebay_types::{Code, Result};
@@ -69,7 +70,9 @@ pub(crate) fn wait(
                     shown.end();
                     return Ok(Waited::Interrupted(signal));
                 }
-                if lost.get_or_insert_with(Instant::now).elapsed() >= AGAIN_MAX {
+                // Without its daemon, a pool gets no other mover.
+                let is_down = control::ensure_up(pool).is_err_and(|e| e.code == Code::NotFound);
+                if is_down || lost.get_or_insert_with(Instant::now).elapsed() >= AGAIN_MAX {
                     return Err(e);
                 }
                 std::thread::sleep(AGAIN_PERIOD);

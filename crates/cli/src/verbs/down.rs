@@ -1,5 +1,6 @@
 //! `forebay down`.
 
+use std::io::PipeReader;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,12 +25,14 @@ use crate::{failure, hosts, pool, table};
 
 /// How often a pool is copied because a program has used it meanwhile.
 const ROUNDS_MAX: u32 = 5;
-/// How often a daemon that does not answer is asked when a signal ends it.
+/// How often a daemon or a worker that does not answer is asked.
 const STATUS_ATTEMPTS: u32 = 4;
 /// How long a pool may be starting or stopping.
 const CHANGING_GRACE: Duration = Duration::from_secs(5);
 /// Signals that come within this time are one: launchers and service managers send several.
 const SAME_SIGNAL: Duration = Duration::from_millis(250);
+/// How long a signal may wait to be seen: longer than the mover takes to say how far it is.
+const UNSEEN_MAX: Duration = Duration::from_secs(2);
 /// How long programs may take to end when a signal ends their pool: they have got it too, in most cases.
 const PROGRAMS_GRACE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -53,12 +56,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
             ending.print(&stopped);
             Ok(ExitCode::SUCCESS)
         }
-        Ok(Ended::Interrupted(signal)) => {
-            ending.mount_again();
-            let more = if ending.copies { ", and goes on copying (`forebay tasks`)" } else { "" };
-            note!("forebay: stopped: the pool is up{more}");
-            crate::death::die_of(signal)
-        }
+        Ok(Ended::Interrupted(signal)) => ending.leave(signal),
         Ok(Ended::Stopping(signal)) => {
             let more = if ending.copies { ", and its stores have everything" } else { "" };
             note!("forebay: stopped: the pool was told to stop{more}; it stops by itself");
@@ -74,7 +72,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
 /// How the stop of a pool has ended.
 enum Ended {
     Down(Stopped),
-    /// A signal came, and the pool is up.
+    /// A signal came, and the pool is as it was.
     Interrupted(i32),
     /// A signal came, and the pool stops by itself.
     Stopping(i32),
@@ -85,7 +83,9 @@ struct Ending<'a> {
     dir: &'a Path,
     arguments: &'a Down,
     signals: &'a Signals,
-    /// What the pool was like at the beginning of the last round. None: its daemon did not answer.
+    /// What the pool is like at the beginning of this round. None: its daemon does not answer.
+    now: Option<Status>,
+    /// What the pool was like when its daemon last answered.
     before: Option<Status>,
     /// The mount that may have been taken away.
     mounts: Vec<MountStatus>,
@@ -102,6 +102,7 @@ impl<'a> Ending<'a> {
             dir,
             arguments,
             signals,
+            now: None,
             before: None,
             mounts: Vec::new(),
             copies: false,
@@ -114,22 +115,31 @@ impl<'a> Ending<'a> {
     fn run(&mut self) -> Result<Ended> {
         let Down { keep, force, .. } = *self.arguments;
         for _ in 0..ROUNDS_MAX {
-            self.look()?;
-            let uses = match self.drain()? {
-                Drain::Over(uses) => uses,
-                Drain::Stopped(signal) => return Ok(Ended::Interrupted(signal)),
+            if !self.look()? {
+                return Ok(Ended::Interrupted(self.signal()));
+            }
+            let uses = match self.drain() {
+                Ok(Drain::Over(uses)) => uses,
+                Ok(Drain::Stopped(signal)) => return Ok(Ended::Interrupted(signal)),
+                Err(_) if self.is_ended_meanwhile() => continue,
+                Err(e) => return Err(e),
             };
             let spares = !self.arguments.discard && may_lose(self.dir, keep);
             let interrupt = Some(self.signals.as_fd());
             let options = DownOptions { keep, force, uses, spares, interrupt };
-            match launch::try_down(self.dir, options)? {
-                Attempt::Stopped(stopped) => return Ok(Ended::Down(stopped)),
-                Attempt::Used if self.copies => {
+            match launch::try_down(self.dir, options) {
+                Ok(Attempt::Stopped(stopped)) => return Ok(Ended::Down(stopped)),
+                Ok(Attempt::Used) if self.copies => {
                     note!("forebay: a program has used the pool meanwhile: copying again");
                 }
-                Attempt::Used => {}
-                Attempt::Interrupted => return Ok(Ended::Interrupted(self.signal())),
-                Attempt::Stopping => return Ok(Ended::Stopping(self.signal())),
+                Ok(Attempt::Used) => {}
+                Ok(Attempt::Interrupted) => return Ok(Ended::Interrupted(self.signal())),
+                Ok(Attempt::Stopping) => return Ok(Ended::Stopping(self.signal())),
+                // Another command has stopped and removed it.
+                Err(e) if e.code == Code::NotFound && self.before.is_some() && self.is_gone() => {
+                    return Ok(Ended::Down(Stopped { data_kept: false, killed: false }))
+                }
+                Err(e) => return Err(e),
             }
         }
         Err(Error::new(Code::Busy, format!("cannot stop pool {}", self.dir.display()))
@@ -142,34 +152,73 @@ impl<'a> Ending<'a> {
         self.signals.next().map_or(libc::SIGTERM, |received| received.signal)
     }
 
-    /// Reads what the pool is like. The daemon cannot answer after the stop. A dead pool has no status.
-    fn look(&mut self) -> Result<()> {
-        self.before = match control::status(self.dir) {
-            Ok(status) => Some(status),
-            Err(e) if matches!(e.code, Code::NotFound | Code::TimedOut | Code::PoolGone) => None,
-            Err(e) => return Err(e),
+    /// Reads what the pool is like. The daemon cannot answer after the stop. A dead pool has no status. False if a signal
+    /// came.
+    fn look(&mut self) -> Result<bool> {
+        for attempt in 1.. {
+            self.now = match control::status_until(self.dir, Some(self.signals.as_fd())) {
+                Ok(Some(status)) => Some(status),
+                Ok(None) => return Ok(false),
+                Err(e) if matches!(e.code, Code::NotFound | Code::TimedOut | Code::PoolGone) => None,
+                Err(e) => return Err(e),
+            };
+            if self.ensure_no_volumes(attempt == STATUS_ATTEMPTS)? {
+                break;
+            }
+        }
+        if let Some(status) = &self.now {
+            self.before = Some(status.clone());
+            if !status.mounts.is_empty() {
+                self.mounts.clone_from(&status.mounts);
+            }
+        }
+        Ok(!can_be_read(self.signals, Duration::ZERO))
+    }
+
+    /// Fails if the pool has volumes that would have to be kept. False if that is not known, since its worker did not
+    /// answer; if `is_last`, that is an error.
+    fn ensure_no_volumes(&self, is_last: bool) -> Result<bool> {
+        let Some(status) = self.now.as_ref().filter(|status| status.state != STOPPING) else {
+            return Ok(true);
         };
-        let Some(status) = &self.before else { return Ok(()) };
-        if !status.mounts.is_empty() {
-            self.mounts.clone_from(&status.mounts);
+        if !self.arguments.keep || self.arguments.discard {
+            return Ok(true);
         }
-        let volumes = status::volumes(status);
-        if self.arguments.keep && !self.arguments.discard && volumes.0 > 0 {
-            return Err(Error::new(
-                Code::Busy,
-                format!("cannot stop pool {} and keep its data", self.dir.display()),
-            )
-            .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(volumes.1)))
-            .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`"));
+        let what = format!("cannot stop pool {} and keep its data", self.dir.display());
+        match status::volumes(status) {
+            Some((0, _)) => Ok(true),
+            Some((_, bytes)) => Err(Error::new(Code::Busy, what)
+                .why(format!("its volumes have {}, in memory that ends with the daemon", table::bytes(bytes)))
+                .cure("delete them (`forebay volume list`), or let them go: `forebay down --keep --discard`")),
+            None if !is_last => Ok(false),
+            None => Err(Error::new(Code::TimedOut, what)
+                .why(
+                    "its worker does not answer, and it may have volumes, in memory that ends with the daemon",
+                )
+                .cure("try again, or let them go: `forebay down --keep --discard`")),
         }
-        Ok(())
+    }
+
+    /// True if the pool has ended or stops since it was looked at: another command stops it, or its daemon was killed.
+    fn is_ended_meanwhile(&self) -> bool {
+        self.now.as_ref().is_some_and(|status| status.state != STOPPING)
+            && match control::status_until(self.dir, Some(self.signals.as_fd())) {
+                Ok(status) => status.is_some_and(|status| status.state == STOPPING),
+                Err(e) => matches!(e.code, Code::NotFound | Code::PoolGone),
+            }
+    }
+
+    fn is_gone(&self) -> bool {
+        launch::settled_presence(self.dir, CHANGING_GRACE).is_ok_and(|presence| presence == Presence::None)
     }
 
     /// Copies to backing stores what they lack. Refuses if they still lack something that would be gone with the pool.
     fn drain(&mut self) -> Result<Drain> {
         let Down { force, discard, keep, .. } = *self.arguments;
-        let Some(status) = &self.before else {
-            return refuse_undrained(self.dir, self.arguments).map(|()| Drain::Over(None));
+        let Some(status) = &self.now else {
+            refuse_undrained(self.dir, self.arguments)?;
+            // If it answers by then, there may be something to copy or to keep.
+            return Ok(Drain::Over(Some(launch::UNASKED)));
         };
         let keeps = keep && status.backing != "detached";
         self.copies = status.mover.is_some() && !discard && !keeps && status.state != STOPPING;
@@ -183,6 +232,24 @@ impl<'a> Ending<'a> {
         // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have
         // ended when the pool is to be stopped: what it wrote would be lost, so this is the end.
         let uses = if force { None } else { Some(launch::ensure_unused(self.dir)?) };
+        let failed = |e: std::io::Error| Error::io("cannot wait for signals", &e);
+        let (over, working) = std::io::pipe().map_err(failed)?;
+        let (dir, mounts, signals) = (self.dir, self.mounts.clone(), self.signals);
+        std::thread::scope(|scope| {
+            let guard = move || {
+                if let Some(signal) = unseen_signal(signals, &over) {
+                    leave(dir, &mounts, "the pool is up", signal)
+                }
+            };
+            std::thread::Builder::new().spawn_scoped(scope, guard).map_err(failed)?;
+            let copied = self.copy(uses);
+            drop(working);
+            copied
+        })
+    }
+
+    /// The copy. It may wait for a worker that does not answer, and then sees no signal.
+    fn copy(&mut self, uses: Option<u64>) -> Result<Drain> {
         let style = Style::of_stderr(!self.arguments.no_progress && !self.arguments.json);
         let pool = pool::attach(self.dir)?;
         let drained = backing::drain_until_stopped(self.dir, pool, None, style, self.signals)?;
@@ -197,7 +264,8 @@ impl<'a> Ending<'a> {
             return Err(drained.refusal(what, lacking, &format!("down --pool {path} --discard")));
         }
         let settings = backing::settings_of(pool, Ino::ROOT);
-        self.is_on_store = !force && settings.is_some_and(|settings| settings.is_all_written());
+        self.is_on_store =
+            !self.arguments.force && settings.is_some_and(|settings| settings.is_all_written());
         Ok(Drain::Over(uses))
     }
 
@@ -206,9 +274,20 @@ impl<'a> Ending<'a> {
         mount_again(self.dir, &self.mounts);
     }
 
+    /// Ends this command, as a signal came, and the pool is as it was.
+    fn leave(&self, signal: i32) -> ! {
+        let words = match (&self.now, self.copies) {
+            (Some(_), true) => "the pool is up, and goes on copying (`forebay tasks`)",
+            (Some(_), false) => "the pool is up",
+            // It is down, or its daemon does not answer.
+            (None, _) => "the pool is as it was",
+        };
+        leave(self.dir, &self.mounts, words, signal)
+    }
+
     fn print(&self, stopped: &Stopped) {
         let (arguments, before, drained) = (self.arguments, self.before.as_ref(), &self.drained);
-        let volumes = before.map_or((0, 0), status::volumes);
+        let volume_bytes = before.and_then(status::volumes).map_or(0, |volumes| volumes.1);
         let files = before.and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root does not count
         if arguments.json {
             return failure::print_json(&json!({
@@ -220,7 +299,7 @@ impl<'a> Ending<'a> {
                 "used_bytes": before.and_then(|s| s.used_bytes),
                 "drained_files": drained.files,
                 "drained_bytes": drained.bytes,
-                "volume_bytes": volumes.1,
+                "volume_bytes": volume_bytes,
             }));
         }
         let state = match (before, stopped.killed) {
@@ -235,7 +314,7 @@ impl<'a> Ending<'a> {
             text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
         }
         let path = self.dir.display();
-        let fate = fate(before, stopped.data_kept, self.is_on_store, volumes.1);
+        let fate = fate(before, stopped.data_kept, self.is_on_store, volume_bytes);
         text.push_str(&format!("pool {path} {state}{fate}\n"));
         if arguments.keep && !stopped.data_kept {
             text.push_str("  note: it had no memory of its own that could be kept\n");
@@ -256,6 +335,28 @@ enum Drain {
     Over(Option<u64>),
     /// A signal came.
     Stopped(i32),
+}
+
+/// Waits for a signal that nobody takes for [`UNSEEN_MAX`]. None once `over` is closed.
+fn unseen_signal(signals: &Signals, over: &PipeReader) -> Option<i32> {
+    loop {
+        let mut awaited = [PollFd::new(signals, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
+        let _ = poll(&mut awaited, None);
+        let [has_come, is_over] = awaited.map(|fd| !fd.revents().is_empty());
+        if is_over || has_come && can_be_read(over, UNSEEN_MAX) {
+            return None;
+        }
+        if let Some(received) = signals.next() {
+            return Some(received.signal);
+        }
+    }
+}
+
+/// Ends this command by a signal. Mounts the pool, which stays up, where it was mounted before.
+fn leave(dir: &Path, mounts: &[MountStatus], words: &str, signal: i32) -> ! {
+    mount_again(dir, mounts);
+    note!("forebay: stopped: {words}");
+    crate::death::die_of(signal)
 }
 
 /// The state of a pool that was told to stop.
@@ -281,14 +382,23 @@ fn mount_again(dir: &Path, mounts: &[MountStatus]) {
         return;
     }
     let now = match control::status(dir) {
-        Ok(now) if now.state != STOPPING => now,
-        _ => return,
+        Ok(now) if now.state == STOPPING => return,
+        Err(e) if matches!(e.code, Code::NotFound | Code::PoolGone) => return,
+        now => now,
     };
-    let is_mounted = |at: &str| now.mounts.iter().any(|mount| mount.at == at);
-    for mount in mounts.iter().filter(|mount| !is_mounted(&mount.at)) {
-        let (allow_other, no_passthrough) = (mount.allow_other, mount.no_passthrough);
-        let at = Path::new(&mount.at);
-        if let Err(e) = control::mount(dir, at, MountOptions { allow_other, no_passthrough }) {
+    for mount in mounts {
+        let mounted = match &now {
+            Ok(now) if now.mounts.iter().any(|other| other.at == mount.at) => Ok(()),
+            Ok(_) => {
+                let (allow_other, no_passthrough) = (mount.allow_other, mount.no_passthrough);
+                let options = MountOptions { allow_other, no_passthrough };
+                control::mount(dir, Path::new(&mount.at), options).map(drop)
+            }
+            Err(e) => {
+                Err(Error::new(e.code, format!("cannot mount the pool again on {}", mount.at)).why(&e.why))
+            }
+        };
+        if let Err(e) = mounted {
             let cure = format!("`forebay mount --pool {} {}` mounts the pool again", dir.display(), mount.at);
             failure::say(&e.cure(cure));
         }
@@ -361,7 +471,7 @@ fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
                 Err(e) => return Err(e),
             }
         }
-        if is_last || has_signal(signals, LOOK_AGAIN) {
+        if is_last || can_be_read(signals, LOOK_AGAIN) {
             return Err(Error::new(Code::Busy, what())
                 .why("programs use it to the end, and may still write")
                 .cure("end them before the pool"));
@@ -369,11 +479,10 @@ fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
     }
 }
 
-/// True once a signal comes, which is taken; false if none has come within `period`.
-fn has_signal(signals: &Signals, period: Duration) -> bool {
+/// True once `fd` can be read, or was closed at its other end; false if that has not come within `period`.
+fn can_be_read(fd: &impl AsFd, period: Duration) -> bool {
     let limit = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: period.subsec_nanos().into() };
-    let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&limit));
-    signals.next().is_some()
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
 /// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not

@@ -229,10 +229,10 @@ fn add_mover(facts: &mut Facts, mover: &MoverStatus) {
     }
 }
 
-/// Pieces of volumes on this node, and their bytes.
-pub(super) fn volumes(s: &Status) -> (u64, u64) {
-    let number = |name: &str| s.more.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
-    (number("volume_pieces"), number("volume_bytes"))
+/// Pieces of volumes on this node, and their bytes. None if the worker has not answered.
+pub(super) fn volumes(s: &Status) -> Option<(u64, u64)> {
+    let number = |name: &str| s.more.get(name).and_then(serde_json::Value::as_u64);
+    Some((number("volume_pieces")?, number("volume_bytes")?))
 }
 
 fn text(s: &Status) -> String {
@@ -258,7 +258,7 @@ fn text(s: &Status) -> String {
         _ => table::bytes(s.capacity_bytes),
     };
     facts.add("space", space);
-    if let (pieces @ 1.., bytes) = volumes(s) {
+    if let Some((pieces @ 1.., bytes)) = volumes(s) {
         facts.add("volumes", format!("{} of it, in {}", table::bytes(bytes), table::count(pieces, "piece")));
     }
     for line in targets(s) {

@@ -7,6 +7,7 @@ pub mod devices;
 pub mod mpi;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -242,6 +243,45 @@ pub fn is_alive(pid: i32) -> bool {
 pub fn kill(pid: i32, signal: i32) {
     // SAFETY: sends a signal to a process that the test started.
     unsafe { libc::kill(pid, signal) };
+}
+
+/// One of a pool's sockets, in whose place is that of a test.
+pub struct Replaced {
+    pub socket: PathBuf,
+    pub aside: PathBuf,
+    pub fake: UnixListener,
+}
+
+impl Replaced {
+    pub fn new(pool: &Path, name: &str) -> Replaced {
+        let (socket, aside) = (pool.join(name), pool.join("aside"));
+        std::fs::rename(&socket, &aside).unwrap();
+        let fake = UnixListener::bind(&socket).unwrap();
+        Replaced { socket, aside, fake }
+    }
+
+    /// Waits for somebody to connect, who then waits for an answer as long as the connection is there.
+    pub fn meet(&self) -> UnixStream {
+        self.fake.set_nonblocking(true).unwrap();
+        let mut met = None;
+        eventually("somebody asks", || {
+            met = self.fake.accept().ok();
+            met.is_some()
+        });
+        met.unwrap().0
+    }
+
+    /// Puts the pool's own socket back.
+    pub fn restore(self) {
+        std::fs::rename(&self.aside, &self.socket).unwrap();
+    }
+
+    /// Both.
+    pub fn meet_and_restore(self) -> UnixStream {
+        let met = self.meet();
+        self.restore();
+        met
+    }
 }
 
 /// A child that is killed when the test ends.
