@@ -176,12 +176,12 @@ fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_poo
 #[test]
 fn task_that_prestages_first_has_most_of_the_stores_rate() {
     let bed = Bed::new("512MiB");
-    // Files of 32 MiB.
-    for (directory, count) in [("first", 4), ("second", 1)] {
+    // The second file is so large that it is not there when the first task ends, unless it has had most of the rate.
+    for (directory, count, bytes) in [("first", 4, 32 << 20), ("second", 1, 128 << 20)] {
         let directory = bed.store().join(directory);
         std::fs::create_dir(&directory).unwrap();
         for i in 0..count {
-            std::fs::write(directory.join(i.to_string()), vec![i + 1; 32 << 20]).unwrap();
+            std::fs::write(directory.join(i.to_string()), vec![i + 1; bytes]).unwrap();
         }
     }
     bed.attach_with("?rate=40MB/s", &[]);
