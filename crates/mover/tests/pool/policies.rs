@@ -176,8 +176,9 @@ fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_poo
 #[test]
 fn task_that_prestages_first_has_most_of_the_stores_rate() {
     let bed = Bed::new("512MiB");
-    // The second file is so large that it is not there when the first task ends, unless it has had most of the rate.
-    for (directory, count, bytes) in [("first", 4, 32 << 20), ("second", 1, 128 << 20)] {
+    // When the first task ends, the second one has had 32 MiB from its one thread. With as many threads for its file as
+    // the first has for each, it has had 128 MiB.
+    for (directory, count, bytes) in [("first", 8, 32 << 20), ("second", 1, 64 << 20)] {
         let directory = bed.store().join(directory);
         std::fs::create_dir(&directory).unwrap();
         for i in 0..count {
@@ -200,5 +201,5 @@ fn task_that_prestages_first_has_most_of_the_stores_rate() {
         second.join().unwrap();
     });
     assert_eq!(bed.state("/s/second/0"), "clean");
-    bed.sh("cmp $S/first/3 /forebay/s/first/3; cmp $S/second/0 /forebay/s/second/0");
+    bed.sh("cmp $S/first/7 /forebay/s/first/7; cmp $S/second/0 /forebay/s/second/0");
 }
