@@ -6,11 +6,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Place, Ran};
 use forebay_client::{Fail, File, PathBuffer, Place as At, Pool, Striping};
+use forebay_data::BackingName;
+use forebay_types::limits::CALL_TIMEOUT_MS;
 use forebay_types::{Code, Ino};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 const STRIPE: u32 = 4096;
 
@@ -134,6 +137,31 @@ fn file_that_somebody_has_open_stays_as_it_is_and_the_other_open_is_busy() {
     drop(reader);
     assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);
     place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
+}
+
+#[test]
+fn conversion_waits_for_another_one_but_not_for_ever() {
+    let place = Place::new();
+    let dir = place.up("p");
+    let pool = attach(&dir);
+    let data = pattern(40_000, 5);
+    spread(pool, "f").write_at(&data, 0).unwrap();
+    let name = BackingName::new(Ino(stat(pool, "f").st_ino), 0, 0);
+    let bucket = std::str::from_utf8(&name.as_bytes()[..7]).unwrap();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let other = rustix::fs::openat(pool.target_directories()[0], bucket, flags, Mode::empty()).unwrap();
+    // A process that is stopped while it converts a file has this lock.
+    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+    let begun = Instant::now();
+    assert!(is_busy(open(pool, "f", libc::O_RDONLY)));
+    assert!(begun.elapsed() < 2 * Duration::from_millis(CALL_TIMEOUT_MS));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| open(pool, "f", libc::O_RDONLY));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!waits.is_finished());
+        rustix::fs::flock(&other, FlockOperation::Unlock).unwrap();
+        assert!(read_all(&waits.join().unwrap().unwrap()) == data);
+    });
 }
 
 /// Writers, opens for a descriptor and stats of the same files at once: each write that returned is in the file, and no

@@ -150,8 +150,9 @@ fn is_read_still(left: &OwnedFd, now: &Entry) -> Result<bool, Code> {
 impl Pool {
     /// Unlinks a backing file of `ino` that a release or a restore has left, under a name in a directory of a target.
     /// `is_left` looks whether it is that, while no process has it open and none can open it: a release, which may be taken
-    /// back, has it open until it ends, a restore opens first what is there, and a conversion to one backing file holds the
-    /// lock of the directory.
+    /// back, has it open until it ends, and a restore opens first what is there. A conversion to one backing file opens
+    /// nothing, and holds the lock of the directory. That lock is taken behind `is_left`, which may send requests: a
+    /// process that stops there holds up no conversion.
     ///
     /// # Errors
     /// [`Code::Busy`] or [`Code::Io`] if a process has it open, or converts a file of this directory; those of the calls.
@@ -162,7 +163,6 @@ impl Pool {
         name: &CStr,
         is_left: impl FnOnce() -> bool,
     ) -> Result<(), Code> {
-        let _lock = self.try_lock_bucket(ino)?;
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(open_at(directory.as_raw_fd(), name, flags)?) };
@@ -170,7 +170,12 @@ impl Pool {
         // A restore that began before the lease may have put another file in its place, and one that begins now breaks it.
         // SAFETY: plain system call on an open descriptor.
         let is_held = || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK;
-        if is_left() && is_at(&file, directory.as_raw_fd(), name)? && is_held() {
+        if !is_left() {
+            return Ok(());
+        }
+        let _lock = self.try_lock_bucket(ino)?;
+        // A conversion that has run meanwhile has removed the file. Its number is not used again while it is open here.
+        if is_at(&file, directory.as_raw_fd(), name)? && is_held() {
             // SAFETY: the name is NUL-terminated.
             errno::check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
         }

@@ -6,7 +6,7 @@
 //! changes the layout, and the old backing files are unlinked. Reads before the change of layout use the old backing
 //! files, later ones the new file. A process that opens the file meanwhile waits in open(2) and so breaks the lease:
 //! the copy is abandoned, and the open succeeds on the unchanged file. A lock on the directory ensures that one process
-//! at a time copies a file.
+//! at a time copies a file. A process that waits for that lock gives up after a while, as the one that has it may be stopped.
 //!
 //! A process may die or lose its leases between its request and the daemon's processing of it. Therefore:
 //!
@@ -22,9 +22,10 @@
 //! removes the old backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use forebay_data::BackingName;
-use forebay_types::limits::LEASE_TRIES;
+use forebay_types::limits::{CALL_TIMEOUT_MS, LEASE_TRIES};
 use forebay_types::{Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::proc_fd;
@@ -36,6 +37,24 @@ use crate::stat::stat_at;
 
 /// Bytes that are copied between two checks of the leases. An opener waits some milliseconds for them.
 const COPY_BYTES: usize = 8 << 20;
+
+/// Pauses between two tries to lock a directory that another process has locked. A conversion of a small file takes less
+/// than a millisecond.
+const LOCK_PAUSE_US: libc::c_uint = 100;
+const LOCK_PAUSE_US_MAX: libc::c_uint = 10_000;
+
+/// Locks a directory. False if another process has it locked.
+fn lock_at_once(directory: &OwnedFd) -> Result<bool, Code> {
+    // SAFETY: plain system call on a descriptor of ours.
+    if unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    // SAFETY: errno of this thread.
+    match unsafe { *libc::__errno_location() } {
+        libc::EWOULDBLOCK => Ok(false),
+        _ => Err(errno::last()),
+    }
+}
 
 /// The next data of `file` at or after `from`, as a range of offsets; `None` if there are none.
 fn data_behind(file: RawFd, from: u64) -> Result<Option<(u64, u64)>, Code> {
@@ -82,7 +101,8 @@ impl Pool {
     /// data are dropped.
     ///
     /// # Errors
-    /// [`Code::Busy`] if another process has the file open; [`Code::NoSpace`] if there is no space for a copy;
+    /// [`Code::Busy`] if another process has the file open, or another conversion in the same directory does not end for
+    /// [`CALL_TIMEOUT_MS`]; [`Code::NoSpace`] if there is no space for a copy;
     /// [`Code::NotSupported`] if the target's file system has no leases, and in a pool of several nodes.
     #[cold]
     pub fn make_single(&self, ino: Ino, empty: bool) -> Result<(), Code> {
@@ -129,25 +149,30 @@ impl Pool {
         done
     }
 
-    /// Opens the directory of the file's backing files and locks it against other copies.
+    /// Opens the directory of the file's backing files and locks it against other copies. [`Code::Busy`] if another process
+    /// has the lock all the time: it may be stopped.
     fn lock_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
         let lock = self.open_bucket(ino)?;
-        loop {
-            // SAFETY: plain system call on a descriptor of ours.
-            match errno::check(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }) {
-                Ok(_) => return Ok(lock),
-                Err(Code::Interrupted) => {}
-                Err(code) => return Err(code),
+        let until = Instant::now() + Duration::from_millis(CALL_TIMEOUT_MS);
+        let mut pause_us = LOCK_PAUSE_US;
+        while !lock_at_once(&lock)? {
+            if Instant::now() >= until {
+                return Err(Code::Busy);
             }
+            // SAFETY: no memory is involved.
+            unsafe { libc::usleep(pause_us) };
+            pause_us = (2 * pause_us).min(LOCK_PAUSE_US_MAX);
         }
+        Ok(lock)
     }
 
     /// The same lock, if no other process has it: [`Code::Busy`] then.
     pub(crate) fn try_lock_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {
         let lock = self.open_bucket(ino)?;
-        // SAFETY: plain system call on a descriptor of ours. It fails with EWOULDBLOCK if another process has the lock.
-        let locked = errno::check(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) });
-        locked.map(|_| lock).map_err(|_| Code::Busy)
+        match lock_at_once(&lock)? {
+            true => Ok(lock),
+            false => Err(Code::Busy),
+        }
     }
 
     fn open_bucket(&self, ino: Ino) -> Result<OwnedFd, Code> {

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use forebay_client::{Kept, LeaseKind};
 use forebay_data::BackingName;
+use forebay_types::limits::HIGH_WATER_PERCENT;
 use forebay_types::{Code, Entry, Error, Ino, Result, FLAG_ATTACHED, FLAG_DIRTY, FLAG_DRAINING, FLAG_PINNED};
 use rustix::fs::{fstatvfs, statat, AtFlags, Dir, Mode, OFlags};
 
@@ -19,7 +20,7 @@ use super::peers::Peers;
 use super::stores::Stores;
 
 /// Files are released from this percentage on: before programs that are about to write have to wait
-/// (`HIGH_WATER_PERCENT`).
+/// ([`HIGH_WATER_PERCENT`]).
 const EVICT_PERCENT: u64 = 80;
 /// Files are released down to this percentage.
 const LOW_WATER_PERCENT: u64 = 65;
@@ -72,6 +73,11 @@ pub(super) fn capacity(link: &Link) -> Option<u64> {
 /// True when any target is filled up to [`EVICT_PERCENT`].
 pub(super) fn is_full(link: &Link) -> bool {
     link.targets().into_iter().any(|target| filled(target) >= EVICT_PERCENT)
+}
+
+/// True when programs that are about to write may wait for space.
+pub(super) fn is_waited_for(link: &Link) -> bool {
+    link.targets().into_iter().any(|target| filled(target) >= HIGH_WATER_PERCENT)
 }
 
 /// Files that are being restored: their backing files are not leftovers.

@@ -414,7 +414,7 @@ fn watch(shared: &Arc<Shared>) {
         let is_room_needed = needs_room(shared) || shared.peers.is_any_full();
         let started = drain_all(shared, (places, passes), is_room_needed);
         let looked = begins.elapsed();
-        if is_full && (is_woken || pace.is_to_evict()) {
+        if is_full && (is_woken || pace.is_to_evict(evict::is_waited_for(&shared.link))) {
             let begins = Instant::now();
             let freed = evict::evict(&shared.link, &shared.stores, &shared.peers, &shared.restoring, 0);
             let freed = freed.inspect_err(|e| tracing::warn!("{e}"));

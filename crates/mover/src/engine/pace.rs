@@ -16,20 +16,31 @@ const WATCH_PERIOD_MAX: Duration = Duration::from_secs(20);
 const WATCH_PERIOD_FULL: Duration = Duration::from_secs(1);
 /// How often the share of looks for files to release is halved that find none.
 const HALVINGS_MAX: u32 = 4;
+/// The longest pause between two of them while programs may wait for space, or as long as the last one took. A file that
+/// cannot be released now can be when the program that has it open closes it, which nothing reports.
+const EVICT_PERIOD_WAITED: Duration = Duration::from_secs(2);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Pace {
     looked: Instant,
     period: Duration,
-    /// When files are looked for next that can be released, and how often that was in vain.
-    evicts: Option<Instant>,
+    /// The last look for files that can be released, if it found none.
+    evicted: Option<InVain>,
     in_vain: u32,
+}
+
+#[derive(Debug)]
+struct InVain {
+    ended: Instant,
+    took: Duration,
+    /// How long no other look is made.
+    pause: Duration,
 }
 
 impl Pace {
     pub(super) fn new() -> Pace {
-        Pace { looked: Instant::now(), period: WATCH_PERIOD, evicts: None, in_vain: 0 }
+        Pace { looked: Instant::now(), period: WATCH_PERIOD, evicted: None, in_vain: 0 }
     }
 
     /// How long to pause before it is asked whether a look is due.
@@ -56,20 +67,29 @@ impl Pace {
         self.looked(took, false);
     }
 
-    /// True when files are to be released that can be.
-    pub(super) fn is_to_evict(&self) -> bool {
-        self.evicts.is_none_or(|at| Instant::now() >= at)
+    /// True when files are to be released that can be. `is_waited_for`: programs wait for space.
+    pub(super) fn is_to_evict(&self, is_waited_for: bool) -> bool {
+        self.evicted.as_ref().is_none_or(|last| last.ended.elapsed() >= last.pause(is_waited_for))
     }
 
     /// A look for files to release took so long, and freed so many bytes.
     pub(super) fn evicted(&mut self, took: Duration, freed: u64) {
         if freed > 0 {
-            (self.evicts, self.in_vain) = (None, 0);
+            (self.evicted, self.in_vain) = (None, 0);
             return;
         }
-        let pause = LOOK_SHARE * took * (1 << self.in_vain.min(HALVINGS_MAX));
-        self.evicts = Some(Instant::now() + pause.min(WATCH_PERIOD_MAX));
+        let pause = (LOOK_SHARE * took * (1 << self.in_vain.min(HALVINGS_MAX))).min(WATCH_PERIOD_MAX);
+        self.evicted = Some(InVain { ended: Instant::now(), took, pause });
         self.in_vain += 1;
+    }
+}
+
+impl InVain {
+    fn pause(&self, is_waited_for: bool) -> Duration {
+        match is_waited_for {
+            true => self.pause.min(EVICT_PERIOD_WAITED.max(self.took)),
+            false => self.pause,
+        }
     }
 }
 
@@ -81,7 +101,7 @@ mod tests {
 
     #[test]
     fn look_that_fails_is_not_repeated_at_once() {
-        let mut pace = Pace { looked: Instant::now(), period: Duration::ZERO, evicts: None, in_vain: 0 };
+        let mut pace = Pace { looked: Instant::now(), period: Duration::ZERO, evicted: None, in_vain: 0 };
         assert!(pace.is_due(false));
         pace.failed(Duration::ZERO);
         assert!(!pace.is_due(false) && !pace.is_due(true) && pace.left() > SOON);
@@ -101,18 +121,19 @@ mod tests {
     #[test]
     fn files_are_looked_for_ever_more_rarely_while_none_can_be_released() {
         let mut pace = Pace::new();
-        assert!(pace.is_to_evict());
+        assert!(pace.is_to_evict(false));
         let mut pauses = Vec::new();
         for _ in 0..7 {
             pace.evicted(Duration::from_millis(50), 0);
-            let begun = Instant::now();
-            assert!(!pace.is_to_evict());
-            let pause = (0..=WATCH_PERIOD_MAX.as_secs())
-                .find(|s| begun + Duration::from_secs(*s) >= pace.evicts.unwrap());
-            pauses.push(pause.unwrap());
+            assert!(!pace.is_to_evict(false) && !pace.is_to_evict(true));
+            let pause = |is_waited_for| pace.evicted.as_ref().unwrap().pause(is_waited_for).as_secs();
+            pauses.push((pause(false), pause(true)));
         }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 16, 16]);
+        assert_eq!(pauses, [(1, 1), (2, 2), (4, 2), (8, 2), (16, 2), (16, 2), (16, 2)]);
+        // No more than half of the time.
+        pace.evicted(Duration::from_secs(9), 0);
+        assert_eq!(pace.evicted.as_ref().unwrap().pause(true), Duration::from_secs(9));
         pace.evicted(Duration::from_secs(9), 1);
-        assert!(pace.is_to_evict());
+        assert!(pace.is_to_evict(false));
     }
 }

@@ -150,7 +150,9 @@ impl FileRanges {
     fn ask(&self, range: u64) -> Option<RestoredRange> {
         let mut state = self.state();
         (state.behind, state.cursor) = (Some(range + 1), range + 1);
-        state.is_in_background = false;
+        if std::mem::take(&mut state.is_in_background) {
+            self.changed.notify_all();
+        }
         let arrived =
             state.arrived_from(range).or_else(|| state.lacks_room.then(|| State::without_room(range)));
         if arrived.is_none() {
@@ -187,9 +189,15 @@ impl FileRanges {
         Ok(backing)
     }
 
-    /// One thread copies the file from now on, or all.
-    pub(super) fn set_in_background(&self, is_in_background: bool) {
-        self.state().is_in_background = is_in_background;
+    /// One thread copies the file from now on, unless a reader has waited for it.
+    pub(super) fn put_in_background(&self) {
+        let mut state = self.state();
+        state.is_in_background = state.behind.is_none();
+    }
+
+    /// All threads copy the file.
+    pub(super) fn bring_forward(&self) {
+        self.state().is_in_background = false;
         self.changed.notify_all();
     }
 
@@ -307,7 +315,7 @@ impl Ranges {
     pub(super) fn bring_forward(&self, ino: Ino) {
         let file = locked(&self.0).get(&ino.0).map(Arc::clone);
         if let Some(file) = file {
-            file.set_in_background(false);
+            file.bring_forward();
         }
     }
 
@@ -447,20 +455,31 @@ mod tests {
     #[test]
     fn one_thread_copies_in_the_background_until_a_reader_waits_or_the_turn_comes() {
         let reads: fn(&FileRanges) = |file| assert_eq!(file.ask(30), None);
-        for bring_forward in [reads, |file| file.set_in_background(false)] {
+        // A reader may go back to what has arrived.
+        let reads_again: fn(&FileRanges) = |file| assert_eq!(file.ask(2).map(|range| range.backing), Some(7));
+        for bring_forward in [reads, reads_again, FileRanges::bring_forward] {
             let file = begun();
-            file.set_in_background(true);
+            file.put_in_background();
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| file.next(Copier::Other));
+                let (done, taken) = std::sync::mpsc::channel();
+                let other = &file;
+                scope.spawn(move || done.send(other.next(Copier::Other)).unwrap());
                 assert_eq!([next(&file), next(&file)], [Some((0, 8)), Some((8, 16))]);
-                std::thread::sleep(std::time::Duration::from_millis(20));
-                assert!(!other.is_finished());
+                file.arrived(0..8 * RANGE_BYTES);
+                let wait = std::time::Duration::from_millis(20);
+                assert!(taken.recv_timeout(wait).is_err(), "it waits");
                 bring_forward(&file);
-                assert!(other.join().unwrap().is_some());
+                let taken = taken.recv_timeout(1000 * wait);
+                file.fail(); // or the thread waits for ever
+                assert!(taken.is_ok_and(|taken| taken.is_some()));
             });
         }
         let file = begun();
-        file.set_in_background(true);
+        assert_eq!(file.ask(30), None);
+        file.put_in_background();
+        assert!(!file.state().is_in_background, "a reader has asked before");
+        let file = begun();
+        file.put_in_background();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| file.next(Copier::Other));
             while next(&file).is_some() {}

@@ -358,10 +358,10 @@ pub(super) fn restore_in_background(shared: &Shared, ino: Ino) -> Result<()> {
         host::sleep(OTHER_PERIOD);
     }
     let ranges = shared.ranges.of(ino);
-    ranges.set_in_background(true);
+    ranges.put_in_background();
     // It was brought forward before the line above, or will be after it.
     if !shared.in_background.has(ino) {
-        ranges.set_in_background(false);
+        ranges.bring_forward();
     }
     restore_begun(shared, ino)
 }

@@ -1,8 +1,11 @@
-//! A pool with a directory as its backing store, for each test. Both are removed at the end, also when the test fails.
+//! A pool with a directory as its backing store, for each test. Both are removed at the end, also when the test fails or
+//! its process is killed.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use forebay_client::Pool;
@@ -15,6 +18,27 @@ fn binaries() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_forebay-mover")).parent().unwrap().to_owned()
 }
 
+/// What the directories of a process's beds begin with.
+fn places(pid: u32) -> String {
+    format!("/tmp/fbv-{pid}-")
+}
+
+/// Starts, once, a process that ends the pools of this one when it has ended before it did so itself.
+fn start_heir() {
+    static HEIR: OnceLock<Child> = OnceLock::new();
+    HEIR.get_or_init(|| {
+        // Its input ends with this process.
+        let script = "read -r; for d in \"$1\"*; do test -d \"$d\" || continue; \
+            \"$0\" --pool \"$d/pool\" down --discard; \"$0\" --pool \"$d/pool\" down; \
+            rm -rf --one-file-system \"$d\"; done";
+        let mut command = Command::new("bash");
+        command.args(["-c", script]).arg(binaries().join("forebay")).arg(places(std::process::id()));
+        // What ends this process may end its group.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        command.env_remove("FOREBAY_POOL").spawn().unwrap()
+    });
+}
+
 /// A pool, and a directory in front of which it stands.
 pub(crate) struct Bed {
     dir: PathBuf,
@@ -25,7 +49,8 @@ impl Bed {
     pub(crate) fn new(capacity: &str) -> Bed {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = PathBuf::from(format!("/tmp/fbv-{}-{number}", std::process::id()));
+        start_heir();
+        let dir = PathBuf::from(format!("{}{number}", places(std::process::id())));
         std::fs::create_dir(&dir).unwrap();
         std::fs::create_dir(dir.join("store")).unwrap();
         let bed = Bed { dir };
@@ -252,4 +277,33 @@ pub(crate) fn entry(pool: &Pool, path: &str) -> Result<Entry, Code> {
         })?;
     }
     pool.get_attr(ino)
+}
+
+/// Runs the test below in a process of its own.
+const IS_TO_BE_KILLED: &str = "BED_IS_TO_BE_KILLED";
+
+#[test]
+fn pools_of_a_test_that_is_killed_end() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "bed::test_that_is_killed"]).env(IS_TO_BE_KILLED, "1");
+    let mut test = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let bed = Bed { dir: PathBuf::from(format!("{}0", places(test.id()))) };
+    bed.wait("the test has begun", || bed.store().join("begun").exists());
+    let mover = bed.status()["mover"]["pid"].as_u64().unwrap();
+    test.kill().unwrap();
+    test.wait().unwrap();
+    let gone = || !bed.dir.exists() && !Path::new(&format!("/proc/{mover}")).exists();
+    bed.wait("its pool has ended", gone);
+}
+
+/// Does nothing unless it is run by the test above.
+#[test]
+fn test_that_is_killed() {
+    if std::env::var_os(IS_TO_BE_KILLED).is_none() {
+        return;
+    }
+    let bed = Bed::new("64MiB");
+    bed.attach_with("", &[]);
+    std::fs::write(bed.store().join("begun"), "").unwrap();
+    std::thread::sleep(TIMEOUT);
 }

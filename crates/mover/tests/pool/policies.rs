@@ -176,12 +176,13 @@ fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_poo
 #[test]
 fn task_that_prestages_first_has_most_of_the_stores_rate() {
     let bed = Bed::new("512MiB");
-    // Files of 32 MiB.
-    for (directory, count) in [("first", 4), ("second", 1)] {
+    // When the first task ends, the second one has had 32 MiB from its one thread. With as many threads for its file as
+    // the first has for each, it has had 128 MiB.
+    for (directory, count, bytes) in [("first", 8, 32 << 20), ("second", 1, 64 << 20)] {
         let directory = bed.store().join(directory);
         std::fs::create_dir(&directory).unwrap();
         for i in 0..count {
-            std::fs::write(directory.join(i.to_string()), vec![i + 1; 32 << 20]).unwrap();
+            std::fs::write(directory.join(i.to_string()), vec![i + 1; bytes]).unwrap();
         }
     }
     bed.attach_with("?rate=40MB/s", &[]);
@@ -200,5 +201,5 @@ fn task_that_prestages_first_has_most_of_the_stores_rate() {
         second.join().unwrap();
     });
     assert_eq!(bed.state("/s/second/0"), "clean");
-    bed.sh("cmp $S/first/3 /forebay/s/first/3; cmp $S/second/0 /forebay/s/second/0");
+    bed.sh("cmp $S/first/7 /forebay/s/first/7; cmp $S/second/0 /forebay/s/second/0");
 }

@@ -365,10 +365,11 @@ fn sweep_removes_the_file_alone_that_it_has_looked_at() {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let directory = rustix::fs::openat(target, bucket, flags, Mode::empty()).unwrap();
     let swept = pool.remove_left(ino, target, name.as_c_str(), || {
-        // A conversion to one backing file opens nothing before it removes what is there. It waits for this lock.
-        let locked = rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive);
-        assert_eq!(locked, Err(rustix::io::Errno::WOULDBLOCK));
-        // Another file is put there.
+        // A conversion to one backing file, which opens nothing before it removes what is there, does not wait for the
+        // requests of a sweep.
+        rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).unwrap();
+        rustix::fs::flock(&directory, FlockOperation::Unlock).unwrap();
+        // It puts another file there.
         rustix::fs::renameat(target, name.as_c_str(), target, "data/aside").unwrap();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         drop(rustix::fs::openat(target, name.as_c_str(), flags, Mode::RWXU).unwrap());
@@ -377,8 +378,12 @@ fn sweep_removes_the_file_alone_that_it_has_looked_at() {
     assert_eq!(swept, Ok(()));
     rustix::fs::accessat(target, name.as_c_str(), Access::EXISTS, AtFlags::empty()).unwrap();
     rustix::fs::unlinkat(target, "data/aside", AtFlags::empty()).unwrap();
-    // While a file is converted, nothing is swept there.
-    rustix::fs::flock(&directory, FlockOperation::LockExclusive).unwrap();
+    // While a file is converted, nothing is swept there. Its conversion may have begun while the sweep looked.
+    let swept = pool.remove_left(ino, target, name.as_c_str(), || {
+        rustix::fs::flock(&directory, FlockOperation::LockExclusive).unwrap();
+        true
+    });
+    assert_eq!(swept, Err(Code::Busy));
     assert_eq!(pool.remove_left(ino, target, name.as_c_str(), || true), Err(Code::Busy));
     rustix::fs::flock(&directory, FlockOperation::Unlock).unwrap();
     assert_eq!(pool.remove_left(ino, target, name.as_c_str(), || true), Ok(()));

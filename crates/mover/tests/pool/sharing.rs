@@ -18,14 +18,14 @@ fn beside(other: &Bed, options: &str) -> Bed {
     bed
 }
 
-/// A program that writes new files and replaces old ones, in the directories of both pools, until it is told to stop.
-fn writer(bed: &Bed, who: &str, stop: &Path) -> Child {
+/// A program that writes new files and replaces old ones, in the directories of both pools, as long as a file is there.
+fn writer(bed: &Bed, who: &str, goes_on: &Path) -> Child {
     let script = format!(
-        "cd /forebay/s; mkdir -p d d/e; i=0; until test -e {}; do i=$((i + 1)); f=$((i % 23)); \
+        "cd /forebay/s; mkdir -p d d/e; i=0; while test -e {}; do i=$((i + 1)); f=$((i % 23)); \
          for d in d d/e; do head -c $((RANDOM * 9)) /dev/urandom > $d/{who}-$f; done; \
          test $((i % 5)) = 0 && mv -f d/{who}-$f d/e/{who}-moved; test $((i % 7)) = 0 && rm -f d/e/{who}-$f; \
          test $f = 0 && head -c 9000000 /dev/urandom > d/{who}-large; sleep 0.02; done",
-        stop.display()
+        goes_on.display()
     );
     let mut command = bed.command(&script);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -51,8 +51,10 @@ fn sweeps_of_two_movers_leave_what_the_other_one_uploads() {
     let one = Bed::new("256MiB");
     one.attach_with(options, &[]);
     let two = beside(&one, options);
-    let stop = one.store().join("../stop");
-    let writers = [writer(&one, "one", &stop), writer(&two, "two", &stop)];
+    // It goes with the first pool, also when this process is killed.
+    let goes_on = one.pool().with_file_name("goes-on");
+    std::fs::write(&goes_on, "").unwrap();
+    let writers = [writer(&one, "one", &goes_on), writer(&two, "two", &goes_on)];
     for _ in 0..KILLS {
         std::thread::sleep(std::time::Duration::from_millis(900));
         let killed = mover(&two).unwrap();
@@ -60,7 +62,7 @@ fn sweeps_of_two_movers_leave_what_the_other_one_uploads() {
         // The next one sweeps where the last one uploaded.
         two.wait("it has another mover", || mover(&two).is_some_and(|now| now != killed));
     }
-    std::fs::write(&stop, "").unwrap();
+    std::fs::remove_file(&goes_on).unwrap();
     for mut writer in writers {
         assert!(writer.wait().unwrap().success());
     }
