@@ -84,7 +84,8 @@ pub(crate) unsafe fn open_place(
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
     // SAFETY: the contract of abi.rs is kept.
     let fd = unsafe { pool.open(place, flags, mode, escape) };
-    let may_be_directory = fd >= 0 && !makes && flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let reads_alone = flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let may_be_directory = fd >= 0 && !makes && reads_alone;
     // SAFETY: the handle is attached.
     if may_be_directory && unsafe { pool.directories_opened() } > 0 {
         descriptor::opened_directory();

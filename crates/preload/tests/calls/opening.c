@@ -30,6 +30,12 @@ void test_path_descriptors(void)
     char text[PATH_MAX], through[64];
     struct stat st;
     struct statx x;
+    /* The first directory of the pool that the process opens, with a number that one of the kernel's had. */
+    CHECK(mkdir("first", 0700) == 0);
+    int proc = open("/proc", O_RDONLY);
+    CHECK(proc >= 0 && faccessat(proc, "self", F_OK, 0) == 0 && close(proc) == 0);
+    int first = open("first", O_PATH | O_RDWR);
+    CHECK(first == proc && mkdirat(first, "in", 0700) == 0 && exists("first/in") && close(first) == 0);
     put("f", "12345");
     CHECK(chmod("f", 0444) == 0 && mkdir("d", 0700) == 0);
     int fd = open("f", O_PATH), dir = open("d", O_PATH | O_DIRECTORY);
