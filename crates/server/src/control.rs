@@ -74,11 +74,11 @@ impl Supervisor {
                 Ok(_) => {}
             }
             let [answered, interrupted] = awaited.map(|fd| !fd.revents().is_empty());
-            if interrupted && !answered {
-                return Ok(None);
-            }
-            // Without an answer this fails at once, or after a time limit that is over anyway.
-            return frame::receive(&mut self.stream).map(Some);
+            return match (answered, interrupted) {
+                (true, _) => frame::receive(&mut self.stream).map(Some),
+                (false, true) => Ok(None),
+                (false, false) => Err(frame::gone(std::io::ErrorKind::TimedOut.into())),
+            };
         }
     }
 
@@ -423,6 +423,7 @@ impl Membership {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
 
     #[test]
     fn answer_that_comes_too_late_is_not_taken_for_the_next() {
@@ -437,5 +438,26 @@ mod tests {
         supervisor.stream.shutdown(std::net::Shutdown::Write).unwrap();
         theirs.read_to_end(&mut asked).unwrap();
         assert_eq!(asked, frame::encode(&Ask::Keep).unwrap(), "it was asked once");
+    }
+
+    #[test]
+    fn answer_is_awaited_no_longer_than_it_may_take_or_than_until_an_interrupt() {
+        let (stream, mut theirs) = UnixStream::pair().unwrap();
+        let (interrupt, mut interrupts) = UnixStream::pair().unwrap();
+        let begun = Instant::now();
+        let mut supervisor = Supervisor { stream: stream.try_clone().unwrap(), failed: false };
+        let late = supervisor.ask_until(&Ask::Keep, Duration::from_secs(1), Some(interrupt.as_fd()));
+        assert_eq!(late.unwrap_err().code, Code::TimedOut);
+        assert!((1..2).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        let ask = || {
+            let mut supervisor = Supervisor { stream: stream.try_clone().unwrap(), failed: false };
+            supervisor.ask_until(&Ask::Keep, Duration::from_secs(60), Some(interrupt.as_fd()))
+        };
+        interrupts.write_all(b"x").unwrap();
+        assert!(ask().unwrap().is_none());
+        theirs.write_all(&frame::encode(&Reply::Kept).unwrap()).unwrap();
+        assert!(matches!(ask(), Ok(Some(Reply::Kept))), "an answer that is there");
+        drop(theirs);
+        assert_eq!(ask().unwrap_err().code, Code::PoolGone);
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn send(stream: &mut UnixStream, value: &impl Serialize, timeout: Opt
 }
 
 /// Why an exchange has failed.
-fn gone(e: std::io::Error) -> Error {
+pub(crate) fn gone(e: std::io::Error) -> Error {
     match e.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             Error::new(Code::TimedOut, "cannot ask the pool's daemon").why("it does not answer")
