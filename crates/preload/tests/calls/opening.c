@@ -57,6 +57,7 @@ void test_path_descriptors(void)
     /* Nothing to change: nothing is looked for. */
     struct timespec omit[2] = {{0, UTIME_OMIT}, {0, UTIME_OMIT}};
     CHECK(utimensat(AT_FDCWD, under("none"), omit, 0) == 0);
+    FAILS(futimens(AT_FDCWD, omit), EBADF);
     FAILS(mknod(under("none/x"), S_IFDIR | 0700, 0), EPERM);
     FAILS(mknod(under("none/x"), S_IFLNK | 0700, 0), EINVAL);
     FAILS(linkat(-1, "", AT_FDCWD, under("x"), AT_EMPTY_PATH), EBADF);
