@@ -562,7 +562,9 @@ fn transfers_to_memory_that_others_use_store_nothing_after_their_deadline(bed: B
             room.turn();
         }
     };
-    for (round, first) in ["progress", "send", "transfer", "sleep", "forget"].into_iter().enumerate() {
+    for (round, first) in
+        ["progress", "send", "transfer", "sleep", "forget", "suspect"].into_iter().enumerate()
+    {
         let token = |n: usize| 10_000 * (round as u64 + 1) + n as u64;
         for (n, peer) in peers.iter().enumerate() {
             room.until_transfer_works(0, *peer, &transfer(local, n), token(1000 * (n + 1)));
@@ -603,6 +605,7 @@ fn transfers_to_memory_that_others_use_store_nothing_after_their_deadline(bed: B
             }
             "sleep" => drop(room.ends[0].may_sleep()),
             "forget" => room.ends[0].forget(peers[0]),
+            "suspect" => room.ends[0].suspect(),
             _ => room.turn(),
         }
         let late = 1..PEERS;

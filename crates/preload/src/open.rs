@@ -65,6 +65,8 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
     }
 }
 
+/// What counts beside O_PATH: the kernel ignores all other flags of open(2) then.
+const PATH_FLAGS: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
 /// How often an open starts again when the file is removed during the open.
 const ATTEMPTS: u32 = 4096;
 
@@ -79,8 +81,8 @@ pub(crate) unsafe fn open_place(
     mode: mode_t,
     escape: *mut u8,
 ) -> i64 {
-    let makes = flags & libc::O_PATH == 0
-        && (flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE);
+    let flags = if flags & libc::O_PATH != 0 { flags & PATH_FLAGS } else { flags };
+    let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
     // SAFETY: the contract of abi.rs is kept.
     let fd = unsafe { pool.open(place, flags, mode, escape) };
@@ -139,8 +141,7 @@ pub(crate) unsafe fn openat2(
     let flags = c_int::try_from(flags).ok().filter(|flags| flags & !KNOWN == 0)?;
     let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     // With O_PATH openat2 refuses what openat ignores.
-    let ignored = flags & libc::O_PATH != 0
-        && flags & !(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC) != 0;
+    let ignored = flags & libc::O_PATH != 0 && flags & !PATH_FLAGS != 0;
     if resolve != 0 || mode & !0o7777 != 0 || mode != 0 && !makes || ignored {
         return None;
     }

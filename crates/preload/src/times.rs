@@ -105,6 +105,10 @@ interpose! {
 
     /// futimens(3)
     futimens = fn(fd: c_int, times: *const [timespec; 2]) -> c_int {
+        if fd < 0 {
+            set_errno(libc::EBADF);
+            return -1;
+        }
         // SAFETY: libc's contract.
         answer_int(unsafe { set_any(fd, std::ptr::null(), times, 0) })
     }

@@ -422,6 +422,8 @@ impl Membership {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::time::Instant;
 
     #[test]
     fn answer_that_comes_too_late_is_not_taken_for_the_next() {
@@ -436,5 +438,26 @@ mod tests {
         supervisor.stream.shutdown(std::net::Shutdown::Write).unwrap();
         theirs.read_to_end(&mut asked).unwrap();
         assert_eq!(asked, frame::encode(&Ask::Keep).unwrap(), "it was asked once");
+    }
+
+    #[test]
+    fn answer_is_awaited_no_longer_than_it_may_take_or_than_until_an_interrupt() {
+        let (stream, mut theirs) = UnixStream::pair().unwrap();
+        let (interrupt, mut interrupts) = UnixStream::pair().unwrap();
+        let begun = Instant::now();
+        let mut supervisor = Supervisor { stream: stream.try_clone().unwrap(), failed: false };
+        let late = supervisor.ask_until(&Ask::Keep, Duration::from_secs(1), Some(interrupt.as_fd()));
+        assert_eq!(late.unwrap_err().code, Code::TimedOut);
+        assert!((1..2).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        let ask = || {
+            let mut supervisor = Supervisor { stream: stream.try_clone().unwrap(), failed: false };
+            supervisor.ask_until(&Ask::Keep, Duration::from_secs(60), Some(interrupt.as_fd()))
+        };
+        interrupts.write_all(b"x").unwrap();
+        assert!(ask().unwrap().is_none());
+        theirs.write_all(&frame::encode(&Reply::Kept).unwrap()).unwrap();
+        assert!(matches!(ask(), Ok(Some(Reply::Kept))), "an answer that is there");
+        drop(theirs);
+        assert_eq!(ask().unwrap_err().code, Code::PoolGone);
     }
 }

@@ -15,8 +15,11 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Since Linux 6.1 (madvise(2)).
 const MADV_COLLAPSE: libc::c_int = 25;
 
+/// How often a place is looked for that no other thread takes meanwhile.
+const ATTEMPTS: usize = 8;
+
 /// Maps `bytes` bytes of a descriptor from an offset on, shared. If a huge page fits in, address and offset are alike
-/// within one.
+/// within one, where there are addresses for that.
 ///
 /// # Errors
 /// Those of mmap(2).
@@ -27,7 +30,8 @@ pub fn map_shared(
     protection: libc::c_int,
 ) -> io::Result<*mut u8> {
     let map = |place: *mut libc::c_void, flags| {
-        // SAFETY: a place of the kernel's choice, or one in a range that is reserved below.
+        let flags = flags | libc::MAP_SHARED;
+        // SAFETY: a place of the kernel's choice, or one that it refuses if anything is there.
         let at =
             unsafe { libc::mmap(place, bytes, protection, flags, fd.as_raw_fd(), offset as libc::off_t) };
         match at {
@@ -35,46 +39,36 @@ pub fn map_shared(
             at => Ok(at.cast::<u8>()),
         }
     };
-    let reserved_bytes = bytes.checked_add(HUGE_PAGE_BYTES).filter(|_| bytes >= HUGE_PAGE_BYTES);
-    let Some(reserved_bytes) = reserved_bytes else {
-        return map(ptr::null_mut(), libc::MAP_SHARED);
-    };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh range of addresses at a place of the kernel's choice.
-    let reserved = unsafe { libc::mmap(ptr::null_mut(), reserved_bytes, libc::PROT_NONE, flags, -1, 0) };
-    if reserved == libc::MAP_FAILED {
-        return map(ptr::null_mut(), libc::MAP_SHARED);
-    }
-    let reserved = reserved.cast::<u8>();
-    let within = offset as usize % HUGE_PAGE_BYTES;
-    let skipped = (within + HUGE_PAGE_BYTES - reserved as usize % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
-    // SAFETY: `skipped` is less than a huge page, by which the range is longer than the mapping.
-    let start = unsafe { reserved.add(skipped) };
-    let unmap = |from: *mut u8, bytes: usize| {
-        if bytes > 0 {
-            // SAFETY: a part of the range above, which nothing else uses.
-            unsafe { libc::munmap(from.cast(), bytes) };
-        }
-    };
-    match map(start.cast(), libc::MAP_SHARED | libc::MAP_FIXED) {
-        Ok(at) => {
-            // The kernel counts in pages.
-            let end = skipped + bytes.next_multiple_of(page_bytes());
-            unmap(reserved, skipped);
-            // SAFETY: at most the end of the range.
-            unmap(unsafe { reserved.add(end.min(reserved_bytes)) }, reserved_bytes.saturating_sub(end));
-            Ok(at)
-        }
-        Err(e) => {
-            unmap(reserved, reserved_bytes);
-            Err(e)
+    if bytes >= HUGE_PAGE_BYTES {
+        // Nothing is replaced, as what is there may be another thread's by then.
+        for place in
+            std::iter::repeat_with(|| free_place(offset, bytes)).take(ATTEMPTS).map_while(|place| place)
+        {
+            match map(place, libc::MAP_FIXED_NOREPLACE) {
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                done => return done,
+            }
         }
     }
+    map(ptr::null_mut(), 0)
 }
 
-fn page_bytes() -> usize {
-    // SAFETY: a plain call.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+/// Addresses that are free at this moment for so many bytes, and are alike the offset within a huge page.
+fn free_place(offset: u64, bytes: usize) -> Option<*mut libc::c_void> {
+    let room = bytes.checked_add(HUGE_PAGE_BYTES)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh range of addresses at a place of the kernel's choice, which is given back at once.
+    let start = unsafe {
+        let start = libc::mmap(ptr::null_mut(), room, libc::PROT_NONE, flags, -1, 0);
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        libc::munmap(start, room);
+        start
+    };
+    let within = offset as usize % HUGE_PAGE_BYTES;
+    let skipped = (within + HUGE_PAGE_BYTES - start as usize % HUGE_PAGE_BYTES) % HUGE_PAGE_BYTES;
+    Some(start.wrapping_byte_add(skipped))
 }
 
 /// Has the kernel make huge pages of what is present of a shared mapping, where it can (Linux 6.1). It is no failure if it
@@ -155,6 +149,33 @@ mod tests {
         assert!(lines() < before + 50);
     }
 
+    /// The kernel may have unmapped what was at a fixed place when it refuses another mapping there.
+    #[test]
+    fn mapping_that_is_refused_unmaps_nothing_of_other_threads() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..20_000)
+                    .for_each(|_| assert!(map_shared(socket.as_fd(), 0, BYTES, libc::PROT_READ).is_err()));
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let mut lost = 0;
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                // SAFETY: a mapping of this thread, which it gives back.
+                unsafe {
+                    let at = libc::mmap(ptr::null_mut(), BYTES, libc::PROT_NONE, flags, -1, 0);
+                    assert_ne!(at, libc::MAP_FAILED);
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                    lost += u32::from(libc::msync(at, BYTES, libc::MS_ASYNC) != 0);
+                    libc::munmap(at, BYTES);
+                }
+            }
+            assert_eq!(lost, 0, "mappings that are gone");
+        });
+    }
+
     #[test]
     fn whole_huge_pages_of_a_mapping_are_collapsed_and_mapped_as_such_where_the_kernel_can() {
         let memory = memory(BYTES);
@@ -169,10 +190,10 @@ mod tests {
             let other = map(&memory, 0, BYTES);
             (0..BYTES).step_by(4096).for_each(|i| other.add(i).write_volatile(3));
             let huge = found(other).1;
-            if huge == 0 {
+            if huge != 2 * HUGE_PAGE_BYTES {
+                let first = at.cast();
+                assert_ne!(libc::madvise(first, 2 * HUGE_PAGE_BYTES, MADV_COLLAPSE), 0, "the kernel can");
                 eprintln!("not tried: the kernel makes no huge pages of a memfd (Linux 6.1)");
-            } else {
-                assert_eq!(huge, 2 * HUGE_PAGE_BYTES);
             }
             libc::munmap(at.cast(), BYTES);
             libc::munmap(other.cast(), BYTES);

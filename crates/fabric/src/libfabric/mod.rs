@@ -293,8 +293,9 @@ impl Endpoint for LibfabricEndpoint {
     }
 }
 
-impl Drop for LibfabricEndpoint {
-    fn drop(&mut self) {
+impl LibfabricEndpoint {
+    /// Closes all objects, after everything that is registered with them. False if the provider still uses one.
+    fn close(&mut self) -> bool {
         self.stop_late();
         let closed = self.objects.close_endpoint();
         for operation in std::mem::take(&mut self.operations) {
@@ -304,6 +305,8 @@ impl Drop for LibfabricEndpoint {
                 std::mem::forget(operation);
             }
         }
+        // A transfer in progress has a registration too.
+        self.moving.clear();
         self.memory.clear();
         self.small.clear();
         self.large.clear();
@@ -311,6 +314,42 @@ impl Drop for LibfabricEndpoint {
         if !closed {
             tracing::warn!("the endpoint could not be closed; its buffers are leaked");
             std::mem::forget(self.receive_region.clone());
+        }
+        self.objects.close_all()
+    }
+}
+
+impl Drop for LibfabricEndpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_that_is_closed_during_a_transfer_leaves_nothing_open() {
+        if let Some(why) = unusable() {
+            return println!("skipped: {why}");
+        }
+        let settings = Settings {
+            provider: Some("tcp;ofi_rxm".to_owned()),
+            host: Some("127.0.0.1".to_owned()),
+            ..Settings::default()
+        };
+        let memory = || Arc::new(Region::new(4096).unwrap());
+        let mut peer = LibfabricEndpoint::open(settings.clone()).unwrap();
+        let remote = peer.register(memory(), Access::BOTH).unwrap().remote;
+        for direction in [Direction::Read, Direction::ReadInTime, Direction::Write] {
+            let mut endpoint = LibfabricEndpoint::open(settings.clone()).unwrap();
+            let local = endpoint.register(memory(), Access::LOCAL).unwrap().local;
+            let to = endpoint.connect(peer.address()).unwrap();
+            let transfer = Transfer { direction, local, local_offset: 0, remote, bytes: 4096 };
+            // The peer does not answer.
+            endpoint.transfer(to, &transfer, 1, Duration::from_secs(60)).unwrap();
+            assert!(endpoint.close(), "{direction:?}");
         }
     }
 }

@@ -276,9 +276,9 @@ impl Objects {
 }
 
 impl Objects {
-    /// Closes all objects. None is used again. The info stays.
-    pub(super) fn close_all(&mut self) {
-        self.close_endpoint();
+    /// Closes all objects. None is used again. The info stays. False if one is still in use, and stays open.
+    pub(super) fn close_all(&mut self) -> bool {
+        let closed = self.close_endpoint();
         self.descriptor = None;
         let all: [*mut fid; 4] = [
             std::mem::replace(&mut self.cq, null_mut()).cast(),
@@ -286,12 +286,9 @@ impl Objects {
             std::mem::replace(&mut self.domain, null_mut()).cast(),
             std::mem::replace(&mut self.fabric, null_mut()).cast(),
         ];
-        for fid in all {
-            if !fid.is_null() {
-                // SAFETY: open, and closed once; all objects begin with their fid. One that is still in use stays open.
-                unsafe { fi_close(fid) };
-            }
-        }
+        // SAFETY: open, and closed once; all objects begin with their fid.
+        let left = all.iter().filter(|fid| !fid.is_null() && unsafe { fi_close(**fid) } != 0);
+        closed & (left.count() == 0)
     }
 }
 

@@ -41,6 +41,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 impl LibfabricEndpoint {
     /// Sends itself a message, if none is in flight.
     pub(super) fn send_probe(&mut self) {
+        self.stop_late();
         let now = self.now();
         let too_soon = self.health.probed_at > Duration::ZERO && now < self.health.probed_at + PROBE_EVERY;
         if self.health.sockets.is_none() || self.health.probe.is_some() || too_soon {

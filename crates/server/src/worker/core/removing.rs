@@ -22,7 +22,8 @@ impl ShardThread<'_> {
         self.give_to_sweeper(late);
     }
 
-    /// After a batch: the same for slots that have been at rest for a while.
+    /// After a batch, as a busy node does not rest: the same for slots that have been at rest for a while, and pieces of
+    /// volumes that are used no longer.
     pub(in crate::worker) fn sweep_late_if_due(&mut self) {
         self.late.batches += 1;
         if self.late.batches >= LOOK_AFTER_BATCHES {
@@ -30,6 +31,7 @@ impl ShardThread<'_> {
             let mut late = Vec::new();
             self.sessions.iter_mut().for_each(|session| session.take_resting_orphans(&mut late));
             self.give_to_sweeper(late);
+            self.volumes.drop_unused();
         }
     }
 

@@ -2,6 +2,7 @@
 //! itself, to control their order.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -16,7 +17,9 @@ use forebay_wire::{Message as WireMessage, Secret, Stamp};
 
 use super::super::stepped::{session_of, Moment, Node, Setup};
 use super::*;
+use crate::worker::late_removals::LOOK_AFTER_BATCHES;
 use crate::worker::message::Message;
+use crate::worker::volumes::tests::used_piece;
 use crate::FLIGHT_RECORDER_BYTES;
 
 const NODE: NodeId = NodeId(1);
@@ -252,6 +255,23 @@ fn round_that_fails_in_the_network_threads_hands_ends_the_worker() {
         scene.assert_ends();
         scene.assert_goes_on();
     }
+}
+
+#[test]
+fn piece_that_is_used_no_longer_is_dropped_although_requests_never_pause() {
+    let scene = Scene::new();
+    let (mut volumes, piece, used) = used_piece();
+    volumes.keep_only(&BTreeSet::new());
+    let mut guard = scene.handoff.shard().unwrap();
+    let thread = &mut guard.as_mut().unwrap().thread;
+    thread.volumes = volumes;
+    // As after so many batches.
+    (0..LOOK_AFTER_BATCHES).for_each(|_| thread.sweep_late_if_due());
+    assert!(thread.volumes.has(piece));
+    drop(used);
+    (0..LOOK_AFTER_BATCHES).for_each(|_| thread.sweep_late_if_due());
+    assert!(!thread.volumes.has(piece));
+    drop(guard);
 }
 
 #[test]

@@ -419,10 +419,23 @@ impl Volumes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use forebay_types::NodeId;
     use std::os::fd::AsFd;
+
+    /// A piece of a volume of this node, and a descriptor by which a process uses it.
+    pub(in crate::worker) fn used_piece() -> (Volumes, PieceId, OwnedFd) {
+        let id = PieceId { volume: Ino::new(NodeId(3), 77), segment: 0, index: 0 };
+        let kind = PieceKind { target: 0, bytes: 1 << 20, rights: None, is_thin: false };
+        let directory = std::fs::File::open(std::env::temp_dir()).unwrap();
+        let piece = Piece::make(id, kind, directory.as_fd()).unwrap();
+        let used = piece.open(true).unwrap();
+        let mut volumes = Volumes::default();
+        volumes.table.add(id, (&piece.memory, kind), None);
+        volumes.pieces.insert(id, piece);
+        (volumes, id, used)
+    }
 
     #[test]
     fn piece_of_a_segment_that_is_gone_is_opened_no_more_and_dropped_when_it_is_used_no_longer() {
@@ -445,14 +458,7 @@ mod tests {
 
     #[test]
     fn memory_of_a_piece_that_no_record_names_is_not_freed_while_it_is_written() {
-        let id = PieceId { volume: Ino::new(NodeId(3), 77), segment: 0, index: 0 };
-        let kind = PieceKind { target: 0, bytes: 1 << 20, rights: None, is_thin: false };
-        let directory = std::fs::File::open(std::env::temp_dir()).unwrap();
-        let piece = Piece::make(id, kind, directory.as_fd()).unwrap();
-        let used = piece.open(true).unwrap();
-        let mut volumes = Volumes::default();
-        volumes.table.add(id, (&piece.memory, kind), None);
-        volumes.pieces.insert(id, piece);
+        let (mut volumes, id, used) = used_piece();
         volumes.keep_only(&BTreeSet::from([id]));
         assert!(volumes.gone.is_empty() && volumes.table.bytes(id).is_ok());
         volumes.keep_only(&BTreeSet::new());
