@@ -195,6 +195,7 @@ impl<'a> Batch<'a> {
             }
             Request::BeginDrain { ino } => self.begin_drain(c, ino),
             Request::Pending { parent, name } => self.list_pending(parent, name, payload),
+            Request::PendingChanges => Ok(Reply::Count(self.state.pending_changes)),
             Request::Intend { parent, name, version } => self.intend(c, parent, name, version),
             Request::Published { parent, name, ino, epoch, seen, version } => {
                 self.published(c, parent, name, ino, epoch, seen, version)

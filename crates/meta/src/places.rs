@@ -144,7 +144,15 @@ impl Batch<'_> {
         }
         let mut buffer = [0; PENDING_BYTES];
         let n = record.encode(&mut buffer)?;
+        self.state.pending_changes += 1;
         self.tx.put(keys::pending(parent, name).bytes(), &buffer[..n])
+    }
+
+    /// False if the place was not pending.
+    fn delete_pending(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
+        let was_pending = self.tx.delete(keys::pending(parent, name).bytes())?;
+        self.state.pending_changes += u64::from(was_pending);
+        Ok(was_pending)
     }
 
     /// True if the directory belongs to the tree of a store.
@@ -200,11 +208,11 @@ impl Batch<'_> {
         let is_placed = self.learn_places(parent)? && self.placed(parent, name)?.is_some();
         // A name that the store never had came and went.
         if !is_placed && self.state.directories.is_untouched(parent) {
-            return self.tx.delete(keys::pending(parent, name).bytes()).map(|_| ());
+            return self.delete_pending(parent, name).map(|_| ());
         }
         match self.pending_at(parent, name)? {
             Some(pending) if !is_placed && pending.is_plain() => {
-                self.tx.delete(keys::pending(parent, name).bytes()).map(|_| ())
+                self.delete_pending(parent, name).map(|_| ())
             }
             None if !is_placed => Ok(()),
             pending => self.note(now, parent, name, pending),
@@ -216,7 +224,10 @@ impl Batch<'_> {
         let mut buffer = [0; PENDING_BYTES];
         let n = PendingRecord { since: now, changes: 1, ..PendingRecord::default() }.encode(&mut buffer)?;
         match self.tx.insert(keys::pending(parent, name).bytes(), &buffer[..n])? {
-            true => Ok(()),
+            true => {
+                self.state.pending_changes += 1;
+                Ok(())
+            }
             false => self.note_place(now, parent, name),
         }
     }
@@ -510,7 +521,7 @@ impl Batch<'_> {
         let is_equal = self.is_equal(parent, name)?;
         match pending {
             Some(pending) if is_equal && seen == Some(pending.changes) && !pending.conflict => {
-                self.tx.delete(keys::pending(parent, name).bytes())?;
+                self.delete_pending(parent, name)?;
             }
             Some(pending) => {
                 self.put_pending(parent, name, &PendingRecord { intent: None, ..pending })?;
@@ -571,7 +582,7 @@ impl Batch<'_> {
     /// Drops what the pool knows of the store at a place.
     pub(crate) fn drop_place(&mut self, parent: Ino, name: &[u8]) -> Answer<bool> {
         let had_place = self.tx.delete(keys::place(parent, name).bytes())?;
-        let was_pending = self.tx.delete(keys::pending(parent, name).bytes())?;
+        let was_pending = self.delete_pending(parent, name)?;
         Ok(had_place | was_pending)
     }
 }

@@ -84,6 +84,8 @@ pub(crate) struct State {
     pub(crate) holds: Holds,
     /// Names that unlisted directories' stores lack.
     pub(crate) absences: Absences,
+    /// Changes of pending places since the shard was opened.
+    pub(crate) pending_changes: u64,
     /// The greatest number of an inode that has a copy, or had one; none before that was looked up.
     pub(crate) last_copied: Option<u64>,
     /// Whether any file of a store has a record as one with several names; none before that was looked up.
@@ -365,6 +367,7 @@ impl State {
             new_orphans: BTreeMap::new(),
             holds: Holds::default(),
             absences: Absences::default(),
+            pending_changes: 0,
             last_copied: None,
             has_linked_files: None,
             space,

@@ -67,7 +67,12 @@ impl Instant {
     }
 
     pub(crate) fn elapsed(self) -> Duration {
-        Instant::now().0.saturating_sub(self.0)
+        Instant::now().since(self)
+    }
+
+    /// The time since an earlier moment; none if it is a later one.
+    pub(crate) fn since(self, earlier: Instant) -> Duration {
+        self.0.saturating_sub(earlier.0)
     }
 }
 

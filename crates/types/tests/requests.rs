@@ -100,6 +100,7 @@ fn samples() -> Vec<Request<'static>> {
         },
         Request::BeginDrain { ino: i },
         Request::Pending { parent: p, name: b"" },
+        Request::PendingChanges,
         Request::Intend { parent: p, name, version },
         Request::Published { parent: p, name, ino: i, epoch: 6, seen: 5, version },
         Request::Unpublished { parent: p, name, seen: 5 },

@@ -26,6 +26,8 @@ pub(crate) struct Pool {
     pub(crate) imported: Vec<(Ino, Vec<u8>, u64)>,
     /// What the last request that was refused with `NotListed` needs.
     pub(crate) unlisted: Option<Unlisted>,
+    /// How often pending places had changed when they were last listed, and what they were.
+    seen_pending: Option<(u64, Vec<PendingPlace>)>,
 }
 
 impl Pool {
@@ -42,6 +44,7 @@ impl Pool {
             next_content: 1,
             imported: Vec::new(),
             unlisted: None,
+            seen_pending: None,
         };
         pool.top =
             pool.entry(Request::MakeDirectory { parent: Ino::ROOT, name: b"top", mode: 0o755 }).unwrap().ino;
@@ -137,7 +140,7 @@ impl Pool {
     }
 
     pub(crate) fn reopen(&mut self) {
-        self.shard = None;
+        (self.shard, self.seen_pending) = (None, None);
         self.shard = Some(Shard::open(self.place.path()).unwrap());
     }
 
@@ -157,8 +160,28 @@ impl Pool {
         self.entry(Request::Lookup { parent, name })
     }
 
-    /// All pending places.
+    /// All pending places. They are the ones of before if they were not counted as changed.
     pub(crate) fn pending(&mut self) -> Vec<PendingPlace> {
+        let changes = self.with(Request::PendingChanges, |reply| match reply {
+            Reply::Count(count) => count,
+            other => panic!("{other:?}"),
+        });
+        let (changes, all) = (changes.unwrap(), self.list_pending());
+        if let Some((_, before)) = self.seen_pending.as_ref().filter(|(seen, _)| *seen == changes) {
+            let facts = |all: &[PendingPlace]| {
+                let of = |place: &PendingPlace| {
+                    let PendingPlace { parent, name, changes, since, intent, conflict, .. } = place.clone();
+                    (parent, name, changes, since, intent, conflict)
+                };
+                all.iter().map(of).collect::<Vec<_>>()
+            };
+            assert_eq!(facts(&all), facts(before));
+        }
+        self.seen_pending = Some((changes, all.clone()));
+        all
+    }
+
+    fn list_pending(&mut self) -> Vec<PendingPlace> {
         let mut all: Vec<PendingPlace> = Vec::new();
         loop {
             let (parent, name) =

@@ -406,6 +406,7 @@ impl Reference {
             | Request::Restored { .. }
             | Request::BeginDrain { .. }
             | Request::Pending { .. }
+            | Request::PendingChanges
             | Request::Intend { .. }
             | Request::Published { .. }
             | Request::StoreReports { .. }

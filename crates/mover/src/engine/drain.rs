@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use forebay_tasks::{DrainPolicy, Failure};
 use forebay_types::{Error, Ino, Kind, NodeId, PendingPlace, Result, Wanted};
@@ -48,16 +49,28 @@ type SizedUpload = (Box<WantedUpload>, u64);
 
 /// True when the policy lets a place be drained now.
 pub(super) fn is_due(link: &Link, at: &AttachedStore, place: &PendingPlace, reason: Reason<'_>) -> bool {
+    due_in(link, at, place, reason).is_some_and(|time| time.is_zero())
+}
+
+/// How long it takes until the policy lets a place be drained, if time alone does.
+pub(super) fn due_in(
+    link: &Link,
+    at: &AttachedStore,
+    place: &PendingPlace,
+    reason: Reason<'_>,
+) -> Option<Duration> {
     if at.read_only || place.conflict {
-        return false;
+        return None;
     }
+    let by_time = || Duration::try_from_secs_f64((-overdue_s(link, at, place)).max(0.0)).ok();
+    let by_room = || reason.is_full.then_some(Duration::ZERO);
     match at.policy_of(link, place).drain {
-        DrainPolicy::Never => false,
-        _ if reason.forced => true,
-        DrainPolicy::Close => overdue_s(link, at, place) >= 0.0,
-        DrainPolicy::Age(_) => reason.is_full || overdue_s(link, at, place) >= 0.0,
-        DrainPolicy::Watermark => reason.is_full,
-        DrainPolicy::Request => false,
+        DrainPolicy::Never => None,
+        _ if reason.forced => Some(Duration::ZERO),
+        DrainPolicy::Close => by_time(),
+        DrainPolicy::Age(_) => by_room().or_else(by_time),
+        DrainPolicy::Watermark => by_room(),
+        DrainPolicy::Request => None,
     }
 }
 

@@ -164,6 +164,14 @@ impl Link {
         self.done(&Request::MoverAnswer { number, answer })
     }
 
+    /// A number that is another one once the pending places have changed.
+    pub(super) fn pending_changes(&self) -> Result<u64, Code> {
+        self.request(&Request::PendingChanges, |reply| match reply {
+            Reply::Count(count) => Ok(count),
+            _ => Err(Code::Malformed),
+        })
+    }
+
     /// Pending places behind one.
     fn pending(&self, parent: Ino, name: &[u8]) -> Result<Vec<PendingPlace>, Code> {
         self.request(&Request::Pending { parent, name }, |reply| bytes(reply, PendingPlace::decode_list))

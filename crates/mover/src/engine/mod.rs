@@ -71,7 +71,7 @@ use self::evict::Restoring;
 use self::holds::Holds;
 use self::link::Link;
 use self::marks::Marks;
-use self::pace::{Pace, WATCH_PERIOD};
+use self::pace::{Found, Pace, WATCH_PERIOD};
 use self::pass::{Due, Pass, Reason};
 use self::peers::{Counted, Jobs, Peers, Work};
 use self::prestage_turns::Turns;
@@ -387,14 +387,19 @@ fn wait_for_recovery(shared: &Shared) {
 fn watch(shared: &Arc<Shared>) {
     let mut pace = Pace::new();
     let mut summed: Option<Instant> = None;
+    let mut known_changes = None;
     wait_for_recovery(shared);
     while !shared.stores.is_stopping() {
         let is_woken = shared.wake.pause(pace.left());
         let is_full = evict::is_full(&shared.link);
-        if !is_woken && !pace.is_due(is_full) {
+        let is_room_needed = needs_room(shared) || shared.peers.is_any_full();
+        let have_changed = || shared.link.pending_changes().ok() != known_changes;
+        if !is_woken && !pace.is_due(is_room_needed, have_changed) {
             continue;
         }
         let begins = Instant::now();
+        // Before they are read: what changes meanwhile is read again.
+        known_changes = shared.link.pending_changes().ok();
         let begun = shared.marks.begin();
         let passes = shared.stores.passes();
         let places = match shared.link.all_pending() {
@@ -411,8 +416,7 @@ fn watch(shared: &Arc<Shared>) {
         }
         note(shared, &places, sums);
         marks::pass(&shared.link, &shared.marks, begun, &places);
-        let is_room_needed = needs_room(shared) || shared.peers.is_any_full();
-        let started = drain_all(shared, (places, passes), is_room_needed);
+        let found = drain_all(shared, (places, passes), is_room_needed);
         let looked = begins.elapsed();
         if is_full && (is_woken || pace.is_to_evict(evict::is_waited_for(&shared.link))) {
             let begins = Instant::now();
@@ -420,7 +424,7 @@ fn watch(shared: &Arc<Shared>) {
             let freed = freed.inspect_err(|e| tracing::warn!("{e}"));
             pace.evicted(begins.elapsed(), freed.unwrap_or(0));
         }
-        pace.looked(looked, started);
+        pace.looked(looked, found);
     }
 }
 
@@ -476,30 +480,42 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
     stores
 }
 
-/// Starts a pass over the places of each store that has none under way. True if any was started. `passes` had ended before
-/// the places were read.
-fn drain_all(shared: &Arc<Shared>, (places, passes): (Vec<PendingPlace>, u64), is_full: bool) -> bool {
+/// Starts a pass over the places of each store that has none under way, if any is due. `passes` had ended before the places
+/// were read.
+fn drain_all(shared: &Arc<Shared>, (places, passes): (Vec<PendingPlace>, u64), is_full: bool) -> Found {
     let now = Instant::now();
+    let mut until_due: Option<Duration> = None;
+    let mut note = |time: Duration| until_due = Some(until_due.map_or(time, |least| least.min(time)));
     let intended = pass::intended(&places);
     let places = {
         let mut retries = locked(&shared.retries);
         if retries.len() > 4 * places.len() + 1000 {
             retries.retain(|_, retry| retry.at > now);
         }
-        let is_due = |place: &PendingPlace| {
+        let mut is_due = |place: &PendingPlace| {
             let retry = retries.get(&(place.parent, place.name.clone()));
-            retry.is_none_or(|retry| retry.at <= now)
+            let waits = retry.map(|retry| retry.at.since(now)).filter(|time| !time.is_zero());
+            waits.map(&mut note).is_none()
         };
-        places.into_iter().filter(is_due).collect::<Vec<_>>()
+        places.into_iter().filter(|place| is_due(place)).collect::<Vec<_>>()
     };
     let mut started = false;
     for (root, mut places) in by_store(shared, places) {
         let Ok(at) = shared.stores.of(Ino(root)) else { continue };
         let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true, gives_way: false };
         // A pass reads all places again: none is made for places that wait to be requested.
-        let is_due = |place: &PendingPlace| drain::is_due(&shared.link, &at, place, reason);
+        let mut is_due = |place: &PendingPlace| {
+            let time = drain::due_in(&shared.link, &at, place, reason);
+            time.filter(|time| !time.is_zero()).map(&mut note);
+            time.is_some_and(|time| time.is_zero())
+        };
         places.retain(|place| place.intent.is_some() || is_due(place));
-        if places.is_empty() || at.is_draining.swap(true, Ordering::AcqRel) {
+        if places.is_empty() {
+            continue;
+        }
+        if at.is_draining.swap(true, Ordering::AcqRel) {
+            // The pass that is under way ends soon, and wakes this thread only if it has done something.
+            note(Duration::ZERO);
             continue;
         }
         started = true;
@@ -521,7 +537,11 @@ fn drain_all(shared: &Arc<Shared>, (places, passes): (Vec<PendingPlace>, u64), i
             shared.stores.end_pass(&at);
         }
     }
-    started
+    if started {
+        Found::Due
+    } else {
+        Found::Nothing(until_due)
+    }
 }
 
 /// Places that wait or failed are left alone for a while.

@@ -12,6 +12,9 @@ const WATCH_PERIOD_IDLE: Duration = Duration::from_millis(500);
 /// The pause after a look is at least this many times as long as the look, up to a bound, and up to a lower one while
 /// programs may wait for space.
 const LOOK_SHARE: u32 = 20;
+/// The same for a look at which nothing was due, as long as the places do not change and none becomes due by time: many
+/// that wait for a task or a retry cost less than 0.5 % of a processor.
+const LOOK_SHARE_IDLE: u32 = 200;
 const WATCH_PERIOD_MAX: Duration = Duration::from_secs(20);
 const WATCH_PERIOD_FULL: Duration = Duration::from_secs(1);
 /// How often the share of looks for files to release is halved that find none.
@@ -20,11 +23,22 @@ const HALVINGS_MAX: u32 = 4;
 /// cannot be released now can be when the program that has it open closes it, which nothing reports.
 const EVICT_PERIOD_WAITED: Duration = Duration::from_secs(2);
 
+/// What a look at the pending places found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// Something was due.
+    Due,
+    /// Nothing was. How long it takes until one of the places is, if time alone makes it so.
+    Nothing(Option<Duration>),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Pace {
     looked: Instant,
+    /// The pause after the last look, and the longer one if the pending places stay as they are.
     period: Duration,
+    unchanged_period: Duration,
     /// The last look for files that can be released, if it found none.
     evicted: Option<InVain>,
     in_vain: u32,
@@ -40,31 +54,48 @@ struct InVain {
 
 impl Pace {
     pub(super) fn new() -> Pace {
-        Pace { looked: Instant::now(), period: WATCH_PERIOD, evicted: None, in_vain: 0 }
+        Pace {
+            looked: Instant::now(),
+            period: WATCH_PERIOD,
+            unchanged_period: WATCH_PERIOD,
+            evicted: None,
+            in_vain: 0,
+        }
     }
 
     /// How long to pause before it is asked whether a look is due.
     pub(super) fn left(&self) -> Duration {
-        self.period.saturating_sub(self.looked.elapsed()).min(WATCH_PERIOD_IDLE)
+        let past = self.looked.elapsed();
+        let left = if past < self.period { self.period } else { self.unchanged_period }.saturating_sub(past);
+        left.min(WATCH_PERIOD_IDLE)
     }
 
-    /// True when the pending places are to be looked at.
-    pub(super) fn is_due(&self, is_full: bool) -> bool {
-        let longest = if is_full { WATCH_PERIOD_FULL } else { WATCH_PERIOD_MAX };
-        self.looked.elapsed() >= self.period.min(longest)
+    /// True when the pending places are to be looked at. `needs_room`: programs may wait for space. `have_changed` finds
+    /// out whether the places have.
+    pub(super) fn is_due(&self, needs_room: bool, have_changed: impl FnOnce() -> bool) -> bool {
+        let longest = if needs_room { WATCH_PERIOD_FULL } else { WATCH_PERIOD_MAX };
+        let past = self.looked.elapsed();
+        past >= self.unchanged_period.min(longest) || past >= self.period.min(longest) && have_changed()
     }
 
-    /// A look took so long. `started`: something was due.
-    pub(super) fn looked(&mut self, took: Duration, started: bool) {
-        let period = if started { WATCH_PERIOD } else { WATCH_PERIOD_IDLE };
+    /// A look took so long.
+    pub(super) fn looked(&mut self, took: Duration, found: Found) {
         // A look at very many places takes the shard's time, too: programs get nearly all of it.
-        self.period = period.max((LOOK_SHARE * took).min(WATCH_PERIOD_MAX));
+        let least = (LOOK_SHARE * took).min(WATCH_PERIOD_MAX);
+        (self.period, self.unchanged_period) = match found {
+            Found::Due => (least.max(WATCH_PERIOD), least.max(WATCH_PERIOD)),
+            Found::Nothing(until_due) => {
+                let least = least.max(WATCH_PERIOD_IDLE);
+                let longest = (LOOK_SHARE_IDLE * took).min(WATCH_PERIOD_MAX);
+                (least, until_due.map_or(longest, |time| time.min(longest)).max(least))
+            }
+        };
         self.looked = Instant::now();
     }
 
     /// A look failed. Whatever the cause is, the next one is no earlier than after one that found nothing.
     pub(super) fn failed(&mut self, took: Duration) {
-        self.looked(took, false);
+        self.looked(took, Found::Nothing(None));
     }
 
     /// True when files are to be released that can be. `is_waited_for`: programs wait for space.
@@ -101,21 +132,45 @@ mod tests {
 
     #[test]
     fn look_that_fails_is_not_repeated_at_once() {
-        let mut pace = Pace { looked: Instant::now(), period: Duration::ZERO, evicted: None, in_vain: 0 };
-        assert!(pace.is_due(false));
+        let mut pace = Pace { period: Duration::ZERO, unchanged_period: Duration::ZERO, ..Pace::new() };
+        assert!(pace.is_due(false, || false));
         pace.failed(Duration::ZERO);
-        assert!(!pace.is_due(false) && !pace.is_due(true) && pace.left() > SOON);
+        assert!(!pace.is_due(false, || true) && !pace.is_due(true, || true) && pace.left() > SOON);
     }
 
     #[test]
     fn long_look_is_followed_by_a_longer_pause() {
         let mut pace = Pace::new();
-        pace.looked(Duration::from_millis(200), true);
+        pace.looked(Duration::from_millis(200), Found::Due);
         assert_eq!(pace.period, Duration::from_secs(4));
-        pace.looked(Duration::from_secs(10), true);
+        pace.looked(Duration::from_secs(10), Found::Due);
         assert_eq!(pace.period, WATCH_PERIOD_MAX);
-        pace.looked(Duration::ZERO, true);
+        pace.looked(Duration::ZERO, Found::Due);
         assert_eq!(pace.period, WATCH_PERIOD);
+    }
+
+    #[test]
+    fn look_at_which_nothing_was_due_is_followed_by_a_pause_until_something_is() {
+        let mut pace = Pace::new();
+        let mut period = |took_ms, due_ms: Option<u64>| {
+            pace.looked(Duration::from_millis(took_ms), Found::Nothing(due_ms.map(Duration::from_millis)));
+            assert_eq!(pace.period.as_millis(), 500.max(20 * u128::from(took_ms)).min(20_000));
+            pace.unchanged_period.as_millis()
+        };
+        assert_eq!(period(0, None), 500);
+        assert_eq!(period(10, None), 2000);
+        assert_eq!(period(10, Some(700)), 700, "something is due by then");
+        assert_eq!(period(10, Some(50_000)), 2000);
+        assert_eq!(period(10, Some(0)), 500, "no more often than before");
+        assert_eq!(period(60, Some(700)), 1200);
+        assert_eq!([period(1000, None), period(10_000, Some(0))], [20_000; 2]);
+    }
+
+    #[test]
+    fn places_that_have_changed_are_looked_at_earlier() {
+        let pace = Pace { period: Duration::ZERO, unchanged_period: SOON, ..Pace::new() };
+        assert!(pace.is_due(false, || true) && !pace.is_due(false, || false));
+        assert!(pace.left() > Duration::ZERO);
     }
 
     #[test]

@@ -140,6 +140,7 @@ mod tests {
             },
             Request::BeginDrain { ino: i },
             Request::Pending { parent: p, name: b"" },
+            Request::PendingChanges,
             Request::Intend { parent: p, name, version },
             Request::Published { parent: p, name, ino: i, epoch: 6, seen: 5, version },
             Request::Unpublished { parent: p, name, seen: 5 },

@@ -578,6 +578,9 @@ requests! {
         /// And name, which may be empty.
         name: &'a [u8] as Bytes,
     }
+    /// Counts the changes of places that `Pending` lists, since the receiver's worker started: a mover that waits reads the
+    /// list again when there were some.
+    PendingChanges = 155: client read anywhere -> "`Count`"
     /// Notes the version that is about to be at a place, so that it is known after a crash, before the store is changed
     /// there; all zeros before a removal. A mover that renames notes the same version at both places. `Busy` if that
     /// would lose the only copy of a file that is not resident, or a directory with something in it.
