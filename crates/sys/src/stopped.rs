@@ -34,8 +34,25 @@ pub fn watch(limit: Duration, status: u8) {
 
 /// Makes this thread the one that executes the handler: the one whose work must not go on. The limit counts from now on.
 pub fn hears() {
-    RUNNING.store(now(), Ordering::Relaxed);
+    waited();
     mask(libc::SIG_UNBLOCK);
+}
+
+/// Does work that must not go on either, in a thread that does not execute the handler otherwise.
+pub fn hearing<R>(work: impl FnOnce() -> R) -> R {
+    if LIMIT.load(Ordering::Relaxed) == 0 {
+        return work();
+    }
+    runs();
+    mask(libc::SIG_UNBLOCK);
+    let done = work();
+    mask(libc::SIG_BLOCK);
+    done
+}
+
+/// Records that the process has waited, for a disk say, and was not stopped.
+pub fn waited() {
+    RUNNING.store(now(), Ordering::Relaxed);
 }
 
 /// Records that the process runs. Ends it if it was stopped for too long. To be called more often than the limit.

@@ -374,10 +374,7 @@ impl Handoff {
             return;
         };
         let helped = match self.network.try_lock() {
-            Ok(mut guard) => guard.as_mut().is_some_and(|network| {
-                stopped::runs();
-                network.help()
-            }),
+            Ok(mut guard) => guard.as_mut().is_some_and(|network| stopped::hearing(|| network.help())),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => false,
         };
         if !helped {

@@ -74,6 +74,8 @@ fn ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Co
         forebay = program("forebay").display()
     );
     let mut command = Command::new("/usr/bin/timeout");
+    // An MPI without the driver takes the name of a volume for that of a file.
+    command.current_dir(&dir);
     command.arg(PATIENCE_S).args(mpi.launcher).args(words).args(["-n", &NODES.to_string()]);
     command.args(["unshare", "--mount", "sh", "-c", &script]);
     command.env_remove("FOREBAY_POOL").envs(c.apart()).env("FOREBAY_MPI_DEBUG", "1").env("UCX_TLS", "tcp");

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use forebay_sys::stopped;
 use forebay_types::{Code, Error, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
@@ -130,6 +131,8 @@ impl MetNodes {
         let mut file = std::fs::File::create(&new).map_err(|e| Error::io(what(), &e))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| Error::io(what(), &e))?;
         let renamed = std::fs::rename(&new, &path).and_then(|()| std::fs::File::open(dir)?.sync_all());
+        // This is the network thread, and the disk may be slow.
+        stopped::waited();
         renamed.map_err(|e| Error::io(what(), &e))
     }
 }
