@@ -461,6 +461,30 @@ fn two_downs_at_once_both_see_the_pool_end() {
     }
 }
 
+#[test]
+fn down_of_a_pool_whose_daemon_is_killed_meanwhile_says_what_the_store_may_lack() {
+    for more in [&[][..], &["--media", "ssd"]] {
+        let bed = Bed::with(more);
+        bed.attach("?rate=2MB/s");
+        bed.sh(BIG);
+        let backing = bed.status()["backing"].clone();
+        let down = bed.spawn(&["down"]);
+        eventually("it copies", || copies(&bed));
+        kill(bed.supervisor(), libc::SIGKILL);
+        let down = ended(down);
+        match backing.as_str() {
+            Some("directory") => {
+                assert_eq!(down.code, Some(0), "{down:?}");
+                assert!(down.out.contains("its backing store may lack some"), "{down:?}");
+            }
+            Some("tmpfs") => down.assert_refused(1, &["may have data", "forebay up", "--discard"]),
+            _ => continue, // its data went with it
+        }
+        bed.ok(&["up", "--path", bed.pool.to_str().unwrap()]);
+        bed.down();
+    }
+}
+
 /// The pool ends at each of the places where `down` could notice.
 #[test]
 fn down_of_a_pool_that_another_has_stopped_meanwhile_is_no_failure() {

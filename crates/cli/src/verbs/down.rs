@@ -216,6 +216,7 @@ impl<'a> Ending<'a> {
     fn drain(&mut self) -> Result<Drain> {
         let Down { force, discard, keep, .. } = *self.arguments;
         let Some(status) = &self.now else {
+            self.copies = false;
             refuse_undrained(self.dir, self.arguments)?;
             // If it answers by then, there may be something to copy or to keep.
             return Ok(Drain::Over(Some(launch::UNASKED)));
@@ -319,7 +320,7 @@ impl<'a> Ending<'a> {
         if arguments.keep && !stopped.data_kept {
             text.push_str("  note: it had no memory of its own that could be kept\n");
         }
-        if before.is_none() && stopped.data_kept && self.dir.join(STORES_MARK).exists() {
+        if self.now.is_none() && stopped.data_kept && self.dir.join(STORES_MARK).exists() {
             text.push_str(&format!(
                 "  note: its backing store may lack some of its data: `forebay up --path {path}` starts it with them, and \
                  `forebay down` then copies them\n"
