@@ -27,9 +27,12 @@ static void ends_after_others(const char *file, int dead) {
         snprintf(name, sizeof name, "%s.written.%d", file, other);
         if (rank > 0)
             CHECK(mkdir(name, 0700) == 0);
-        else if (other != dead)
-            while (rmdir(name) != 0 && errno == ENOENT)
-                usleep(10000);
+        else if (other != dead) {
+            int code = ENOENT;
+            for (; code == ENOENT; usleep(10000))
+                code = rmdir(name) == 0 ? 0 : errno;
+            CHECK(code == 0);
+        }
     }
 }
 

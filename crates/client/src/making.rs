@@ -152,9 +152,10 @@ impl Pool {
                         Err(code) => code,
                     }
                 }
-                Made::Kept(entry, Code::NotSupported | Code::Stale) if self.has_inode(&entry) => {
+                Made::Kept(entry, Code::NotSupported | Code::Stale) => {
+                    // Stale if it is gone.
                     if let Some(fd) = self.open_kept(&entry, flags)? {
-                        return Ok(Some(fd));
+                        return Ok(Some(self.better_by_mount(&entry, fd, flags)));
                     }
                     self.mount_path_of(&entry, by_mount)?;
                     match opens_first {
@@ -162,8 +163,6 @@ impl Pool {
                         false => return Ok(None),
                     }
                 }
-                // It is gone.
-                Made::Kept(_, Code::NotSupported) => return Err(Code::Stale),
                 Made::Kept(_, code) => return Err(code),
                 Made::New(_, Err(code)) => code,
                 Made::Old(_) if exclusive => return Err(Code::Exists),
@@ -412,12 +411,6 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// True if a file that was made is still there. Its name may be another file's by now.
-    #[cold]
-    fn has_inode(&self, entry: &Entry) -> bool {
-        self.get_attr(entry.attr.ino).is_ok()
-    }
-
     /// The inode of another node to which a name leads; [`Code::Stale`] if it was removed since the name was read.
     fn entry_elsewhere(&self, ino: Ino) -> Result<Entry, Code> {
         self.get_attr(ino).map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
@@ -539,9 +532,13 @@ impl Pool {
             Made::New(entry, Ok(fd)) => (entry, true, fd),
             // Its backing files are created when they are opened.
             Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
-            Made::Kept(entry, Code::NotSupported | Code::Stale) if self.has_inode(&entry) => {
-                return Ok((entry, true, None))
-            }
+            Made::Kept(entry, Code::NotSupported | Code::Stale) => match self.get_attr(entry.attr.ino) {
+                Err(Code::NotFound) => return Err(Code::Stale),
+                now => {
+                    now?;
+                    return Ok((entry, true, None));
+                }
+            },
             Made::Kept(_, code) => return Err(code),
             Made::New(_, Err(code)) => {
                 let _ = self.unlink_in(file.parent, file.name);

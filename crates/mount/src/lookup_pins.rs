@@ -25,10 +25,11 @@ const PIN_TIME: Duration = Duration::from_millis(400);
 /// Most files pinned at one time. Beyond it the oldest is closed.
 const KEPT_MAX: usize = 64;
 
-/// The attributes in the reply to a look-up, and how long they count.
+/// The attributes in the reply to the last look-up of an inode, how long they count, and for how many look-ups.
 struct Found {
     until: Instant,
     st: libc::stat,
+    look_ups: u32,
 }
 
 impl fmt::Debug for Found {
@@ -98,21 +99,29 @@ impl LookupPins {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.found.iter().position(|found| found.st.st_ino == st.st_ino);
+        let before = before.and_then(|at| state.found.remove(at)).map_or(0, |found| found.look_ups);
         if state.found.len() == KEPT_MAX {
             state.found.pop_front();
         }
-        state.found.push_back(Found { until: Instant::now() + PIN_TIME, st: *st });
+        state.found.push_back(Found { until: Instant::now() + PIN_TIME, st: *st, look_ups: before + 1 });
     }
 
-    /// The attributes in the reply to the last look-up that found an inode. Each reply serves one request, so that none
-    /// is answered with what an older look-up found.
+    /// The attributes in the reply to the last look-up that found an inode. Each look-up serves one request, the one that
+    /// follows it.
     pub(crate) fn take_found(&self, ino: u64) -> Option<libc::stat> {
         if !self.is_on.load(Ordering::Acquire) {
             return None;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = state.found.iter().rposition(|found| found.st.st_ino == ino)?;
-        state.found.remove(at).filter(|found| found.until > Instant::now()).map(|found| found.st)
+        let at = state.found.iter().position(|found| found.st.st_ino == ino)?;
+        let found = &mut state.found[at];
+        found.look_ups -= 1;
+        let st = (found.until > Instant::now()).then_some(found.st);
+        if found.look_ups == 0 {
+            state.found.remove(at);
+        }
+        st
     }
 
     /// Closes the files that were pinned long enough. The main thread calls this repeatedly.

@@ -15,11 +15,11 @@ static RUNNING: AtomicU64 = AtomicU64::new(0);
 /// The exit status.
 static STATUS: AtomicU64 = AtomicU64::new(0);
 
-/// Ends this process with `status` as soon as it goes on after `limit` or more, that is since the last call of [`runs`].
-/// Blocks SIGCONT in this thread and those that it starts from now on, except where [`hears`] is called.
+/// Ends this process with `status` as soon as it goes on after `limit` or more, that is since the last call of [`runs`] or
+/// [`hearing`]. Blocks SIGCONT in this thread and those that it starts from now on, except within [`hearing`].
 pub fn watch(limit: Duration, status: u8) {
     STATUS.store(status.into(), Ordering::Relaxed);
-    RUNNING.store(now(), Ordering::Relaxed);
+    waited();
     LIMIT.store(limit.as_millis() as u64, Ordering::Release);
     // SAFETY: the handler is async-signal-safe, and all structures are valid: zeroes are a sigaction without flags.
     unsafe {
@@ -32,13 +32,8 @@ pub fn watch(limit: Duration, status: u8) {
     mask(libc::SIG_BLOCK);
 }
 
-/// Makes this thread the one that executes the handler: the one whose work must not go on. The limit counts from now on.
-pub fn hears() {
-    waited();
-    mask(libc::SIG_UNBLOCK);
-}
-
-/// Does work that must not go on either, in a thread that does not execute the handler otherwise.
+/// Does work that must not go on: this thread executes the handler meanwhile. One thread at a time does such work, as under
+/// a lock.
 pub fn hearing<R>(work: impl FnOnce() -> R) -> R {
     if LIMIT.load(Ordering::Relaxed) == 0 {
         return work();
@@ -50,9 +45,22 @@ pub fn hearing<R>(work: impl FnOnce() -> R) -> R {
     done
 }
 
+/// For a thread that was started within [`hearing`].
+pub fn hears_not() {
+    mask(libc::SIG_BLOCK);
+}
+
 /// Records that the process has waited, for a disk say, and was not stopped.
 pub fn waited() {
     RUNNING.store(now(), Ordering::Relaxed);
+}
+
+/// Ends the process if it was stopped for too long. For threads whose running says nothing of the others'.
+#[inline]
+pub fn check() {
+    if LIMIT.load(Ordering::Relaxed) != 0 {
+        end_if_late();
+    }
 }
 
 /// Records that the process runs. Ends it if it was stopped for too long. To be called more often than the limit.
@@ -60,7 +68,7 @@ pub fn waited() {
 pub fn runs() {
     if LIMIT.load(Ordering::Relaxed) != 0 {
         end_if_late();
-        RUNNING.store(now(), Ordering::Relaxed);
+        waited();
     }
 }
 
@@ -76,11 +84,11 @@ fn end_if_late() {
     }
 }
 
-/// Milliseconds since the machine started, without the time in which it was suspended. Async-signal-safe.
+/// Milliseconds since the machine started, with the time in which it was suspended. Async-signal-safe.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
@@ -97,27 +105,33 @@ fn mask(how: libc::c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
 
-    /// A child that calls `runs` all the time in a thread of its own, stopped for `stopped`. Its exit status.
-    fn child_stopped_for(stopped: Duration, ticks: bool) -> i32 {
+    /// The exit status of a child that works until some time after it was stopped for `stopped`, and calls `runs` meanwhile.
+    fn child_stopped_for(stopped: Duration, runs_meanwhile: bool) -> i32 {
+        let (mut begun, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         // SAFETY: the child calls what is async-signal-safe, and ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             watch(Duration::from_secs(3), 75);
-            hears();
-            let end = now() + 500 + stopped.as_millis() as u64;
-            while now() < end {
-                if ticks {
-                    runs();
+            hearing(|| {
+                // SAFETY: one byte that is there.
+                unsafe { libc::write(theirs.as_raw_fd(), b"x".as_ptr().cast(), 1) };
+                let end = now() + 500 + stopped.as_millis() as u64;
+                while now() < end {
+                    if runs_meanwhile {
+                        runs();
+                    }
                 }
-            }
+            });
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
+        begun.read_exact(&mut [0]).unwrap();
         let mut status = 0;
         // SAFETY: signals to the child, which is reaped here.
         unsafe {
-            std::thread::sleep(Duration::from_millis(100));
             libc::kill(pid, libc::SIGSTOP);
             std::thread::sleep(stopped);
             libc::kill(pid, libc::SIGCONT);

@@ -93,8 +93,13 @@ impl Place {
                 command.env_remove(&name);
             }
         }
-        command.env("OMPI_MCA_orte_tmpdir_base", self.path.join("sessions"));
+        command.env("OMPI_MCA_orte_tmpdir_base", self.sessions());
         command.env("FOREBAY_TMPDIR", &self.path).stdin(Stdio::null());
+    }
+
+    /// The directory of launchers of Open MPI, beside this one: tests count what is in this one.
+    fn sessions(&self) -> PathBuf {
+        self.path.with_extension("sessions")
     }
 
     /// Runs the command until it ends.
@@ -183,6 +188,7 @@ impl Drop for Place {
         for mount in self.mounts() {
             let _ = Command::new("umount").args(["-l", &mount]).output();
         }
+        let _ = std::fs::remove_dir_all(self.sessions());
         let removed = std::fs::remove_dir_all(&self.path);
         if !std::thread::panicking() {
             removed.unwrap();

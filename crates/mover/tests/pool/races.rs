@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use forebay_client::{has_name, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping};
 use forebay_data::BackingName;
@@ -261,28 +261,23 @@ fn release_again() -> u32 {
         unsafe { OwnedFd::from_raw_fd(fd) }
     });
     created.copied();
-    let (pool, ino) = (created.raced.pool, created.raced.named("g").attr.ino);
-    let release = move |file: &Entry| {
-        let set = SetAttr { size: Some(0), ..SetAttr::default() };
-        let (epoch, target) = (file.attr.epoch(), pool.target_directories()[0]);
-        if pool.request(&Request::Release { ino, epoch, set }, |_| Ok(())).is_ok() {
-            let _ = rustix::fs::unlinkat(target, BackingName::new(ino, 0, 0).as_c_str(), AtFlags::empty());
-        }
-    };
-    release(&created.raced.named("g"));
+    let pool = created.raced.pool;
+    assert!(matches!(pool.release_leased(&created.raced.named("g"), || true), Ok(Ok(_))));
     let releases = std::thread::spawn(move || {
-        let mut releases = 0;
+        let (mut releases, end) = (0, Instant::now() + Duration::from_secs(30));
         // Until the creator has it open for writing.
-        loop {
+        while Instant::now() < end {
             let file = entry(pool, "s/g").unwrap();
             if file.attr.flags & FLAG_DIRTY != 0 {
-                return releases;
+                break;
             }
-            if file.attr.is_resident() {
-                release(&file);
-                releases += 1;
+            // As a mover does: nobody opens or restores it meanwhile.
+            let lease = file.attr.is_resident().then(|| pool.lease_files(&file, LeaseKind::Write));
+            if let Some(Ok(_lease)) = lease {
+                releases += u32::from(matches!(pool.release_leased(&file, || true), Ok(Ok(_))));
             }
         }
+        releases
     });
     let Created { raced, held, written } = created;
     drop(held);

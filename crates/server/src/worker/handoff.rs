@@ -123,6 +123,8 @@ impl Handoff {
         network.introduce();
         *self.network.lock().map_err(|_| panicked())? = Some(network);
         let handoff = Arc::clone(self);
+        // What came before, as a recovery, may have taken long.
+        stopped::waited();
         std::thread::Builder::new()
             .name("network".into())
             .spawn(move || handoff.communicate())
@@ -132,13 +134,13 @@ impl Handoff {
     fn communicate(&self) {
         let (mut spin, mut slept) = (AdaptiveSpin::new(), false);
         let _end = EndOfWorker;
-        stopped::hears();
         while let Ok(mut guard) = self.network.lock() {
             let Some(network) = guard.as_mut() else { return };
             if slept {
                 spin.slept(network.has_work());
             }
-            let Some(sleep) = self.drive(network, &mut spin) else {
+            // Whoever drives the network hears of it that the process was stopped, and no other thread.
+            let Some(sleep) = stopped::hearing(|| self.drive(network, &mut spin)) else {
                 *guard = None;
                 return;
             };
@@ -302,6 +304,7 @@ impl Handoff {
     pub(super) fn serve(&self) -> Result<()> {
         let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: false };
         let _end = EndOfWorker;
+        stopped::waited();
         loop {
             let mut guard = self.shard()?;
             let Some(core) = guard.as_mut() else { return Ok(()) };
@@ -331,6 +334,7 @@ impl Handoff {
                 return Err(e);
             }
             let thread = &mut core.thread;
+            stopped::check();
             let round = thread.round()?;
             self.send(thread);
             match round {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_data::NodeTargets;
+use forebay_sys::stopped;
 use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result};
 use forebay_wire::Stamp;
@@ -46,6 +47,7 @@ pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, commands: Co
             .spawn(move || {
                 let _end = EndOfWorker;
                 while let Some(job) = taker.take() {
+                    stopped::check();
                     io_worker.serve(job);
                 }
             })

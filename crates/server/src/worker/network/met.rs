@@ -114,6 +114,8 @@ impl MetNodes {
 
     fn store(&mut self) {
         let written = self.write();
+        // This is the network thread, and the disk may be slow.
+        stopped::waited();
         self.unwritten = written.is_err();
         if let Err(e) = written {
             tracing::error!(
@@ -131,8 +133,6 @@ impl MetNodes {
         let mut file = std::fs::File::create(&new).map_err(|e| Error::io(what(), &e))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| Error::io(what(), &e))?;
         let renamed = std::fs::rename(&new, &path).and_then(|()| std::fs::File::open(dir)?.sync_all());
-        // This is the network thread, and the disk may be slow.
-        stopped::waited();
         renamed.map_err(|e| Error::io(what(), &e))
     }
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 
 use forebay_fabric::Region;
+use forebay_sys::stopped;
 use forebay_types::limits::BUFFER_BYTES;
 
 /// What is to be done with a range.
@@ -103,7 +104,10 @@ impl Unmapping {
 
 fn start() -> Option<Sender<Wish>> {
     let (wishes, taken) = channel::<Wish>();
-    let run = move || taken.into_iter().for_each(Wish::fulfil);
+    let run = move || {
+        stopped::hears_not();
+        taken.into_iter().for_each(Wish::fulfil);
+    };
     let started = std::thread::Builder::new().name("unmapping".into()).stack_size(256 * 1024).spawn(run);
     started.is_ok().then_some(wishes)
 }
