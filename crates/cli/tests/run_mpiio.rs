@@ -413,8 +413,10 @@ fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
         if absent.contains(&name) {
             std::fs::remove_file(own.join(name)).unwrap();
         } else {
-            // A copy cannot be executed while a child of another test has the descriptor by which it was written.
+            // The file of a process that runs yet cannot be written, and one that is written for a child of another
+            // test cannot be executed.
             let (from, to) = (built.join(name), own.join(name));
+            let _ = std::fs::remove_file(&to);
             let linked = std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(|_| ()));
             linked.unwrap();
         }
