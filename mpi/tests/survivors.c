@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
     /* All ranks have moved the pointer twice, the dead one once. */
     for (MPI_Offset at = 0; (rank == 0 || argc == 4) && at < 2 * size - 1; usleep(10000))
         OK(MPI_File_get_position_shared(file, &at));
-    /* Rank 0 ends last: who has moved the pointer may still write. */
+    /* Rank 0 ends last: a rank that has moved the pointer may still be writing. */
     if (!lost && argc == 3)
         ends_after_others(argv[1], dead);
     /* No rank waits for a rank 0 that is known to be gone. */

@@ -429,7 +429,7 @@ fn down_of_a_pool_whose_last_program_ends_meanwhile_loses_nothing() {
     assert_eq!(bed.json(&["status", "--json"])["members"], 1);
     let worker = Replaced::new(&bed.pool, "socket");
     let down = bed.command(&["down"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It has the supervisor's part of the status, and waits for the worker's.
+    // The supervisor has answered `down`; the worker has not.
     let looks = worker.meet_and_restore();
     kill(down.id() as i32, libc::SIGSTOP);
     kill(run.id() as i32, libc::SIGKILL);

@@ -268,7 +268,7 @@ fn down_of_a_pool_that_gets_a_store_meanwhile_loses_nothing() {
     let bed = Bed::new();
     let worker = Replaced::new(&bed.pool, "socket");
     let down = bed.spawn(&["down"]);
-    // It has the supervisor's part of the status, and waits for the worker's.
+    // The supervisor has answered `down`; the worker has not.
     let looks = worker.meet_and_restore();
     signal(&down, libc::SIGSTOP);
     bed.attach("");
@@ -492,7 +492,7 @@ fn down_of_a_pool_that_another_has_stopped_meanwhile_is_no_failure() {
     bed.sh(BIG);
     let worker = Replaced::new(&bed.pool, "socket");
     let late = bed.spawn(&["down"]);
-    // It has the supervisor's part of the status.
+    // The supervisor has answered `late`; the worker has not.
     let looks = worker.meet_and_restore();
     signal(&late, libc::SIGSTOP);
     bed.down();

@@ -139,7 +139,7 @@ impl Handoff {
             if slept {
                 spin.slept(network.has_work());
             }
-            // Whoever drives the network hears of it that the process was stopped, and no other thread.
+            // Of all threads, the one that drives the network executes the handler of SIGCONT.
             let Some(sleep) = stopped::hearing(|| self.drive(network, &mut spin)) else {
                 *guard = None;
                 return;
