@@ -363,7 +363,7 @@ impl Pool {
             // It was released before its backing file was made.
             Ok(Made::New(entry, Err(Code::Stale))) => Ok(Made::Kept(entry, Code::Stale)),
             Ok(made) => Ok(made),
-            Err(ino) => self.entry_elsewhere(ino).map(Made::Old),
+            Err(ino) => self.entry_or_stale(ino).map(Made::Old),
         }
     }
 
@@ -395,10 +395,7 @@ impl Pool {
     #[cold]
     fn open_kept(&self, entry: &Entry, flags: i32) -> Result<Option<RawFd>, Code> {
         for _ in 0..ATTEMPTS {
-            let now = match self.get_attr(entry.attr.ino) {
-                Err(Code::NotFound) => return Err(Code::Stale),
-                now => now?,
-            };
+            let now = self.entry_or_stale(entry.attr.ino)?;
             if self.needs_mount(&now) || self.hands_out_paced(&now, flags) {
                 return Ok(None);
             }
@@ -411,8 +408,8 @@ impl Pool {
         Err(Code::Busy)
     }
 
-    /// The inode of another node to which a name leads; [`Code::Stale`] if it was removed since the name was read.
-    fn entry_elsewhere(&self, ino: Ino) -> Result<Entry, Code> {
+    /// An inode to which a name led, or that was made; [`Code::Stale`] if it was removed since.
+    fn entry_or_stale(&self, ino: Ino) -> Result<Entry, Code> {
         self.get_attr(ino).map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
     }
 
@@ -532,13 +529,10 @@ impl Pool {
             Made::New(entry, Ok(fd)) => (entry, true, fd),
             // Its backing files are created when they are opened.
             Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
-            Made::Kept(entry, Code::NotSupported | Code::Stale) => match self.get_attr(entry.attr.ino) {
-                Err(Code::NotFound) => return Err(Code::Stale),
-                now => {
-                    now?;
-                    return Ok((entry, true, None));
-                }
-            },
+            Made::Kept(entry, Code::NotSupported | Code::Stale) => {
+                self.entry_or_stale(entry.attr.ino)?;
+                return Ok((entry, true, None));
+            }
             Made::Kept(_, code) => return Err(code),
             Made::New(_, Err(code)) => {
                 let _ = self.unlink_in(file.parent, file.name);
@@ -569,6 +563,6 @@ impl Pool {
             Reply::Elsewhere { ino, .. } => Ok(Err(ino)),
             _ => Err(Code::Malformed),
         })?;
-        made.or_else(|ino| Ok((self.entry_elsewhere(ino)?, false)))
+        made.or_else(|ino| Ok((self.entry_or_stale(ino)?, false)))
     }
 }
