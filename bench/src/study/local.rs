@@ -290,9 +290,10 @@ mod tests {
     fn findings_follow_from_rates() {
         let lost = [[0.9, 0.5, 0.1], [0.4, 0.2, 0.0], [0.1, 0.0, 0.0]];
         let (same, random) = (two([[99.0, 100.0]; 3]), two([[60.0, 100.0], [95.0, 100.0], [100.0, 100.0]]));
-        assert!(found(&lost, 0.1, [0.8, 0.5, 0.1], &same, &random)
-            .iter()
-            .all(|finding| finding.is_reproduced));
+        let all = found(&lost, 0.1, [0.8, 0.3, 0.1], &same, &random);
+        assert!(all.iter().all(|finding| finding.is_reproduced));
+        let slow_searches_lose_more = found(&lost, 0.1, [0.8, 0.5, 0.1], &same, &random);
+        assert!(!slow_searches_lose_more[1].is_reproduced);
         let none = [[0.1, 0.5, 0.9], [0.0; 3], [0.1, 0.0, 0.0]];
         let slower = two([[50.0, 100.0], [99.0, 100.0], [99.0, 100.0]]);
         let even = two([[60.0, 100.0]; 3]);
