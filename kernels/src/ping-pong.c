@@ -1,7 +1,8 @@
 /*
  * Times messages between rank 0 and the first rank on another node, and between rank 0 and the first other rank on its
  * own node, where there are such ranks. Prints a line of JSON for each pair and size: the median and the quartiles of half
- * of the time there and back. `forebay model calibrate --mpi` reads them.
+ * of the time there and back, of the fastest of five batches: in a slower one both ranks may have shared a processor.
+ * `forebay model calibrate --mpi` reads them.
  */
 #include <mpi.h>
 #include <stdbool.h>
@@ -10,13 +11,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { WARM_COUNT = 5, COUNT = 101, TAG = 1 };
+enum { BATCHES = 5, WARM_COUNT = 5, COUNT = 31, TAG = 1 };
 
 static const char HELP[] =
     "Usage: ping-pong\n"
     "\n"
     "Times messages between rank 0 and another node, and between rank 0 and another rank on its node. Prints lines of JSON:\n"
-    "same_node, bytes, and the median, first and third quartile of the time of a message (ns, low_ns, high_ns).\n"
+    "same_node, bytes, and the median, first and third quartile of the time of a message (ns, low_ns, high_ns), of the\n"
+    "fastest of five batches.\n"
     "\n"
     "Examples:\n"
     "  mpirun -n 2 --map-by node ping-pong\n"
@@ -27,8 +29,15 @@ static int by_value(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static void ping(int rank, int peer, bool same_node, char *buffer, int bytes) {
-    static double times[COUNT];
+/* Sleeps, so that the scheduler may find another processor for a rank. */
+static void pause_shortly(void) {
+    static const struct timespec pause = {.tv_nsec = 2000000};
+    nanosleep(&pause, NULL);
+}
+
+/* Fills in the sorted times of a batch. */
+static void batch(int rank, int peer, char *buffer, int bytes, double times[COUNT]) {
+    pause_shortly();
     for (int i = -WARM_COUNT; i < COUNT; i++) {
         double start = MPI_Wtime();
         if (rank == 0) {
@@ -41,16 +50,25 @@ static void ping(int rank, int peer, bool same_node, char *buffer, int bytes) {
         if (i >= 0)
             times[i] = (MPI_Wtime() - start) / 2 * 1e9;
     }
+    qsort(times, COUNT, sizeof times[0], by_value);
+}
+
+static void ping(int rank, int peer, bool same_node, char *buffer, int bytes) {
+    double times[COUNT], other[COUNT];
+    batch(rank, peer, buffer, bytes, times);
+    for (int i = 1; i < BATCHES; i++) {
+        batch(rank, peer, buffer, bytes, other);
+        if (other[COUNT / 2] < times[COUNT / 2])
+            memcpy(times, other, sizeof times);
+    }
     if (rank != 0)
         return;
-    qsort(times, COUNT, sizeof times[0], by_value);
     printf("{\"same_node\": %s, \"bytes\": %d, \"ns\": %.0f, \"low_ns\": %.0f, \"high_ns\": %.0f}\n",
            same_node ? "true" : "false", bytes, times[COUNT / 2], times[COUNT / 4], times[COUNT - 1 - COUNT / 4]);
 }
 
 /* A barrier whose ranks sleep, for they must not take processor time from the two that measure. */
 static void wait_for_all(void) {
-    static const struct timespec pause = {.tv_nsec = 2000000};
     MPI_Request all;
     int is_done = 0;
     MPI_Ibarrier(MPI_COMM_WORLD, &all);
@@ -58,7 +76,7 @@ static void wait_for_all(void) {
         MPI_Test(&all, &is_done, MPI_STATUS_IGNORE);
         if (is_done)
             return;
-        nanosleep(&pause, NULL);
+        pause_shortly();
     }
 }
 

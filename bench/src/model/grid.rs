@@ -11,7 +11,7 @@ const EXTENT_MAX: u64 = 64 * MIB;
 /// Calls of a measurement, at most.
 const CALLS_MAX: u64 = 16;
 /// Calls are repeated until a measurement takes this long.
-const MEASURED_S: f64 = 0.04;
+const MEASURED_S: f64 = 0.08;
 
 /// Where the ranks' data of a call lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn calls_are_as_many_as_time_and_space_allow() {
         assert_eq!(runs(4 * KIB, 64 * KIB, 1).calls(2, 0.1), 1);
-        assert_eq!(runs(4 * KIB, 64 * KIB, 1).calls(2, 0.02), 2);
+        assert_eq!(runs(4 * KIB, 64 * KIB, 1).calls(2, 0.04), 2);
         assert_eq!(runs(4 * KIB, 64 * KIB, 1).calls(2, 0.0), CALLS_MAX);
         assert_eq!(blocks(16 * MIB).calls(2, 1e-3), 2, "64 MiB");
     }

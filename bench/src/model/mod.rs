@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use self::grid::{Grid, Pattern};
 use self::tally::{
-    choices, errors_of, errors_of_steady, gain, is_steady, unsteady, Outcome, COLLECTIVE, INDEPENDENT,
+    choices, errors_of, errors_of_certain, gain, left_to_chance, outside_of_intervals, Outcome, COLLECTIVE,
+    INDEPENDENT, WORST_ERROR,
 };
 use crate::mpi::{Mpi, MPIS};
 use crate::report::{median, Table, Target};
@@ -25,7 +26,6 @@ const CAPACITY_BYTES: u64 = 768 << 20;
 const EXTENSIONS: [&str; 7] = ["runs", "sieving", "messages", "remote", "targets", "contention", "copies"];
 /// Targets: errors, wrong choices, and the time that they lose, in percent.
 const MEAN_ERROR: f64 = 4.93;
-const WORST_ERROR: f64 = 14.4;
 const WRONG: f64 = 5.0;
 const LOST: f64 = 5.0;
 /// Automatic calls must reach this part of the better way's speed at each point.
@@ -63,11 +63,20 @@ impl Programs {
     }
 }
 
+/// What `forebay model predict` says, in seconds of a call.
+struct Predicted {
+    /// Independent, collective.
+    times: [f64; 2],
+    /// Low and high of each.
+    intervals: [[f64; 2]; 2],
+    /// The model's choice.
+    is_collective: bool,
+}
+
 /// A point: a row of a table, and what was predicted for it.
 struct Point {
     label: String,
-    predicted: [f64; 2],
-    is_collective: bool,
+    predicted: Predicted,
     without: Vec<[f64; 2]>,
 }
 
@@ -147,13 +156,13 @@ fn calibrate(programs: &Programs, star: &Star, pool: &StarPool<'_>) -> Result<Pa
     Ok(document)
 }
 
-/// Independent, collective, and whether the model chooses the collective way, in seconds of a call among so many.
+/// What the model says of so many calls.
 fn predict(
     programs: &Programs,
     document: &Path,
     (options, calls): (&[String], u64),
     without: Option<&str>,
-) -> Result<([f64; 2], bool), String> {
+) -> Result<Predicted, String> {
     let mut command = std::process::Command::new(&programs.forebay);
     command.args(["model", "predict", "--json", "--calibration"]).arg(document).args(options);
     if let Some(name) = without {
@@ -161,10 +170,15 @@ fn predict(
     }
     let text = said(&mut command)?;
     let found: Value = serde_json::from_str(&text).map_err(|e| format!("predict said {text:?}: {e}"))?;
-    let seconds = |way: &str| {
-        found[way]["ns"].as_f64().map(|ns| ns / 1e9 / calls as f64).ok_or(format!("predict said {text:?}"))
+    let seconds = |way: &str, name: &str| {
+        found[way][name].as_f64().map(|ns| ns / 1e9 / calls as f64).ok_or(format!("predict said {text:?}"))
     };
-    Ok(([seconds("independent")?, seconds("collective")?], found["choice"] == "collective"))
+    let interval = |way: &str| Ok::<_, String>([seconds(way, "low_ns")?, seconds(way, "high_ns")?]);
+    Ok(Predicted {
+        times: [seconds("independent", "ns")?, seconds("collective", "ns")?],
+        intervals: [interval("independent")?, interval("collective")?],
+        is_collective: found["choice"] == "collective",
+    })
 }
 
 fn points_of(
@@ -180,21 +194,21 @@ fn points_of(
         let mut shortest = f64::MAX;
         for writes in [true, false] {
             let options = pattern.options(ranks, writes, 1);
-            let (predicted, _) = predict(programs, document, (&options, 1), None)?;
-            shortest = shortest.min(predicted[INDEPENDENT].min(predicted[COLLECTIVE]));
+            let [independent, collective] = predict(programs, document, (&options, 1), None)?.times;
+            shortest = shortest.min(independent.min(collective));
         }
         let calls = pattern.calls(ranks.count() as u64, shortest);
         for writes in [true, false] {
             let options = pattern.options(ranks, writes, calls);
             let predict = |without| predict(programs, document, (&options, calls), without);
-            let (predicted, is_collective) = predict(None)?;
+            let predicted = predict(None)?;
             let without = EXTENSIONS
                 .iter()
-                .map(|name| predict(Some(name)).map(|(times, _)| times))
+                .map(|name| predict(Some(name)).map(|found| found.times))
                 .collect::<Result<_, _>>()?;
             let direction = if writes { "write" } else { "read" };
             let label = format!("{medium}, {}, {direction}, {}", ranks.words(), pattern.words());
-            all.push(Point { label, predicted, is_collective, without });
+            all.push(Point { label, predicted, without });
         }
         lines += &pattern.line(number, calls);
     }
@@ -255,18 +269,20 @@ fn finish(table: &mut Table, point: &Point) -> Result<Outcome, String> {
     let row = row.ok_or_else(|| format!("points.c did not measure {}", point.label))?;
     let seconds =
         |column: usize| median(&row.samples[column]).map(|ms| ms / 1e3).ok_or("a way has no samples");
-    let steady = |column: usize| seconds(column).map(|m| is_steady(&row.samples[column], m * 1e3));
     let outcome = Outcome {
         measured: [seconds(2)?, seconds(4)?],
         automatic: seconds(0)?,
-        predicted: point.predicted,
-        is_collective: point.is_collective,
+        predicted: point.predicted.times,
+        is_collective: point.predicted.is_collective,
         without: point.without.clone(),
-        is_steady: [steady(2)?, steady(4)?],
+        intervals: point.predicted.intervals,
     };
     row.samples[1] = row.samples[2 + 2 * outcome.better_way()].clone();
-    row.samples[3] = vec![point.predicted[INDEPENDENT] * 1e3];
-    row.samples[5] = vec![point.predicted[COLLECTIVE] * 1e3];
+    for (way, column) in [(INDEPENDENT, 3), (COLLECTIVE, 5)] {
+        row.samples[column] = vec![point.predicted.times[way] * 1e3];
+        // The median of a time and its ends is the time. The ends are for those who read the samples.
+        row.samples[column].extend(point.predicted.intervals[way].map(|s| s * 1e3));
+    }
     Ok(outcome)
 }
 
@@ -292,13 +308,13 @@ fn summary(outcomes: &[Outcome]) -> Table {
     for (name, way) in [("independent", INDEPENDENT), ("collective", COLLECTIVE)] {
         let found = errors_of(outcomes, way);
         row(&format!("{name}: mean error"), found.mean, Some(MEAN_ERROR));
-        row(&format!("{name}: worst error"), found.worst, Some(WORST_ERROR));
-        row(&format!("{name}: points whose repetitions differ"), unsteady(outcomes, way), None);
-        row(
-            &format!("{name}: worst error of the others"),
-            errors_of_steady(outcomes, way).worst,
-            Some(WORST_ERROR),
-        );
+        let worst = Some(WORST_ERROR * 100.0);
+        row(&format!("{name}: worst error"), found.worst, worst);
+        row(&format!("{name}: points left to chance"), left_to_chance(outcomes, way), None);
+        let outside = outside_of_intervals(outcomes, way).worst;
+        row(&format!("{name}: of these, outside of the interval, worst"), outside, worst);
+        let certain = errors_of_certain(outcomes, way).worst;
+        row(&format!("{name}: worst error of the others"), certain, worst);
     }
     let found = choices(outcomes);
     row("points with the wrong choice", found.wrong, Some(WRONG));

@@ -7,8 +7,8 @@ pub(super) const COLLECTIVE: usize = 1;
 /// Medians that differ by less than this part are not told apart: either choice is right.
 const TOLD_APART: f64 = 0.02;
 
-/// Repetitions of a steady measurement differ from their median by at most this part.
-pub(super) const STEADY: f64 = 0.1;
+/// Errors are at most this part: the paper's worst.
+pub(super) const WORST_ERROR: f64 = 0.144;
 
 /// A point, with medians of seconds.
 #[derive(Clone, Debug)]
@@ -22,16 +22,23 @@ pub(super) struct Outcome {
     pub(super) is_collective: bool,
     /// Predicted with each extension left out, in the order of their names.
     pub(super) without: Vec<[f64; 2]>,
-    /// Whether the repetitions of a way agree.
-    pub(super) is_steady: [bool; 2],
-}
-
-/// True if all repetitions are near their median.
-pub(super) fn is_steady(repetitions: &[f64], median: f64) -> bool {
-    repetitions.iter().all(|one| error(*one, median) <= STEADY)
+    /// The intervals of the predictions: low, high.
+    pub(super) intervals: [[f64; 2]; 2],
 }
 
 impl Outcome {
+    /// True if the model says that chance decides more than an error may be: no single time is near both ends of the interval.
+    pub(super) fn is_chance(&self, way: usize) -> bool {
+        let [low, high] = self.intervals[way];
+        high * (1.0 - WORST_ERROR) > low * (1.0 + WORST_ERROR)
+    }
+
+    /// By what part a time is outside of its interval: 0 inside.
+    fn outside(&self, way: usize) -> f64 {
+        let ([low, high], measured) = (self.intervals[way], self.measured[way]);
+        error(measured.clamp(low, high), measured)
+    }
+
     /// The shorter of both times.
     pub(super) fn better(&self) -> f64 {
         self.measured[INDEPENDENT].min(self.measured[COLLECTIVE])
@@ -71,15 +78,20 @@ pub(super) fn errors_of(outcomes: &[Outcome], way: usize) -> Errors {
     errors(outcomes.iter().map(|o| error(o.predicted[way], o.measured[way])))
 }
 
-/// The errors of one way at the points where its repetitions agree.
-pub(super) fn errors_of_steady(outcomes: &[Outcome], way: usize) -> Errors {
-    let steady = outcomes.iter().filter(|o| o.is_steady[way]);
-    errors(steady.map(|o| error(o.predicted[way], o.measured[way])))
+/// The errors of one way at the points where the model predicts one time.
+pub(super) fn errors_of_certain(outcomes: &[Outcome], way: usize) -> Errors {
+    let certain = outcomes.iter().filter(|o| !o.is_chance(way));
+    errors(certain.map(|o| error(o.predicted[way], o.measured[way])))
 }
 
-/// The part of the points where the repetitions of one way do not agree.
-pub(super) fn unsteady(outcomes: &[Outcome], way: usize) -> f64 {
-    outcomes.iter().filter(|o| !o.is_steady[way]).count() as f64 / outcomes.len().max(1) as f64
+/// How far times of one way are outside of their intervals at the points where the model predicts an interval.
+pub(super) fn outside_of_intervals(outcomes: &[Outcome], way: usize) -> Errors {
+    errors(outcomes.iter().filter(|o| o.is_chance(way)).map(|o| o.outside(way)))
+}
+
+/// The part of the points where the model predicts an interval for one way.
+pub(super) fn left_to_chance(outcomes: &[Outcome], way: usize) -> f64 {
+    outcomes.iter().filter(|o| o.is_chance(way)).count() as f64 / outcomes.len().max(1) as f64
 }
 
 /// The mean error of both ways with an extension left out, minus that with all: what the extension gains.
@@ -131,7 +143,7 @@ mod tests {
             predicted,
             is_collective,
             without: vec![[predicted[0] * 2.0, predicted[1]]],
-            is_steady: [true; 2],
+            intervals: predicted.map(|time| [time; 2]),
         }
     }
 
@@ -151,15 +163,19 @@ mod tests {
     }
 
     #[test]
-    fn steady_points_are_those_whose_repetitions_are_near_their_median() {
-        assert!(is_steady(&[1.0, 0.91, 1.09], 1.0) && is_steady(&[], 1.0));
-        assert!(!is_steady(&[1.0, 0.91, 1.11], 1.0) && !is_steady(&[0.8, 1.0, 1.0], 1.0));
+    fn points_of_chance_are_those_with_wide_intervals_whatever_was_measured() {
         let mut chance = outcome([1.0, 1.0], 1.0, [1.8, 1.2]);
-        chance.is_steady = [false, true];
-        let all = [outcome([1.0, 1.0], 1.0, [1.1, 1.0]), chance];
-        assert!(near(errors_of_steady(&all, INDEPENDENT).worst, 0.1));
-        assert!(near(errors_of_steady(&all, COLLECTIVE).worst, 0.2));
-        assert!(near(unsteady(&all, INDEPENDENT), 0.5) && near(unsteady(&all, COLLECTIVE), 0.0));
+        chance.intervals = [[0.8, 1.8], [1.1, 1.3]];
+        assert!(chance.is_chance(INDEPENDENT) && !chance.is_chance(COLLECTIVE));
+        let all = [outcome([1.0, 1.0], 1.0, [1.1, 1.0]), chance.clone()];
+        assert!(near(errors_of_certain(&all, INDEPENDENT).worst, 0.1));
+        assert!(near(errors_of_certain(&all, COLLECTIVE).worst, 0.2));
+        assert!(near(left_to_chance(&all, INDEPENDENT), 0.5) && near(left_to_chance(&all, COLLECTIVE), 0.0));
+        assert!(near(outside_of_intervals(&all, INDEPENDENT).worst, 0.0), "inside");
+        for (measured, part) in [(2.0, 0.1), (0.5, 0.6)] {
+            chance.measured[INDEPENDENT] = measured;
+            assert!(near(outside_of_intervals(&[chance.clone()], INDEPENDENT).worst, part), "{measured}");
+        }
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Pattern {
     pub(crate) fn span(&self) -> f64 {
         match self.access {
             Access::Sequential => self.bytes as f64,
-            Access::Strided => self.bytes as f64 + self.runs() * self.gap_bytes as f64,
+            Access::Strided => self.bytes as f64 + (self.runs() - 1.0).max(0.0) * self.gap_bytes as f64,
             Access::Random => self.total(),
         }
     }
@@ -147,8 +147,15 @@ impl Pattern {
         }
     }
 
-    /// Bytes from the first run of any rank to the last.
+    /// Bytes from the first run of any rank to the end of the last. What lies behind the runs of the last turn is not in it.
     pub(crate) fn range(&self) -> f64 {
-        self.total() / self.density()
+        let behind = match self.access {
+            Access::Strided => {
+                let run = self.run_bytes as f64;
+                (run + self.gap_bytes as f64 - self.ranks as f64 * run).max(0.0)
+            }
+            Access::Sequential | Access::Random => 0.0,
+        };
+        (self.total() / self.density() - behind).max(self.total())
     }
 }

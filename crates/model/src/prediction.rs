@@ -7,7 +7,8 @@
 //! - independent: bytes / bw_ran.
 //!
 //! All times are sums and products of calibrated costs, so the calibration's lower ends give the lower end of a time, and
-//! its upper ends the upper one.
+//! its upper ends the upper one. Where a time depends on the order in which accesses of several processes arrive, which is
+//! chance, the ends are also those of the best and of the worst order.
 
 mod costs;
 mod extensions;
@@ -15,7 +16,7 @@ mod io;
 
 use self::costs::Costs;
 pub use self::extensions::Extensions;
-use self::io::{Accesses, Model, Moved, MESSAGE_BYTES, RANGE_NS};
+use self::io::{Accesses, Model, Moved, Order, MESSAGE_BYTES, RANGE_NS};
 use crate::calibration::Calibration;
 use crate::correction::Corrections;
 use crate::pattern::{Access, Pattern};
@@ -27,6 +28,10 @@ const SIEVE_BYTES: f64 = (1 << 20) as f64;
 /// the order in which they came, and either one of them is behind the one before it in the file, or none is (measured,
 /// docs/study.md: four ranks, one in about six of ten calls). Two ranks keep that of the file.
 const FOLLOWING: f64 = 0.6;
+
+/// Bytes between nodes take so much longer where several ranks of a node share its link: their streams leave gaps, or wait for each
+/// other (measured, docs/study.md: two ranks a node, 1.05 to 1.6).
+const SHARED_LINK: f64 = 1.2;
 
 /// Pieces of a window, at most, and their mean length, at least, that aggregators move without a copy (mpi/src/exchange.c).
 const DIRECT_PIECES: f64 = 512.0;
@@ -101,10 +106,14 @@ pub fn predict_with(
     corrections: &Corrections,
 ) -> Prediction {
     let pattern = pattern.clamped();
-    let ends = [*calibration, calibration.at_end(false), calibration.at_end(true)];
+    let ends = [
+        (*calibration, Order::Usual),
+        (calibration.at_end(false), Order::OfTheFile),
+        (calibration.at_end(true), Order::Apart),
+    ];
     let times = |of: fn(&Model) -> Parts, is_collective: bool| {
         let [parts, low, high] =
-            ends.map(|c| of(&Model { p: pattern, c: Costs::of(&c, pattern.writes), used }));
+            ends.map(|(c, order)| of(&Model { p: pattern, c: Costs::of(&c, pattern.writes), used, order }));
         let factor = corrections.factor(pattern.writes, is_collective, parts.total());
         let time = |parts: Parts| (parts.total() * factor).clamp(1.0, TIME_MAX);
         let value = time(parts);
@@ -336,7 +345,11 @@ impl Model {
         let exchanges = rounds * EXCHANGES + EXCHANGES_OF_A_CALL;
         let latency = exchanges * steps(p.ranks) * message;
         let local_byte = c.local_message_byte * self.crowding();
-        latency + data * (on_a_node * across * c.message_byte + within * local_byte)
+        let shared = match self.used.contention && p.ranks > p.nodes {
+            true => SHARED_LINK,
+            false => 1.0,
+        };
+        latency + data * (on_a_node * across * shared * c.message_byte + within * local_byte)
     }
 }
 

@@ -37,9 +37,11 @@ const AHEAD: f64 = 8.0;
 /// has ended, in nanoseconds, and more than twice as long. There a file has one backing file on each target.
 const SEEK_NS: f64 = 100_000.0;
 
-/// The share of a range's parts behind the first that come in their order where several processes write to another node
-/// (measured: 7 to 53 %).
+/// The share of a range's parts behind the first that come in their order where several processes write to another node, and
+/// the least and the greatest (measured).
 const PARTS_IN_ORDER: f64 = 0.25;
+const PARTS_IN_ORDER_MIN: f64 = 0.07;
+const PARTS_IN_ORDER_MAX: f64 = 0.53;
 
 /// Accesses for other nodes that a node serves at the same time.
 const WORKERS: f64 = 4.0;
@@ -85,11 +87,23 @@ fn part_bytes(range: f64) -> f64 {
     (range / AHEAD).clamp(PART_BYTES_MIN, PART_BYTES_MAX).min(range)
 }
 
+/// How the accesses of several processes come one after the other, where that is chance.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As they mostly do.
+    Usual,
+    /// That of the file: as many as possible begin where the one before has ended.
+    OfTheFile,
+    /// As few as possible do.
+    Apart,
+}
+
 /// A pattern on a medium.
 pub(super) struct Model {
     pub(super) p: Pattern,
     pub(super) c: Costs,
     pub(super) used: Extensions,
+    pub(super) order: Order,
 }
 
 impl Model {
@@ -125,16 +139,24 @@ impl Model {
         let starts = if processes <= 1.0 {
             stripes.min(parts)
         } else if self.p.writes {
-            parts - (parts - 1.0) * PARTS_IN_ORDER
+            parts - (parts - 1.0) * self.parts_in_order()
         } else {
             stripes.max(parts - parts.min(AHEAD) + 1.0)
         };
         Accesses { starts: calls * starts, nexts: calls * (parts - starts).max(0.0) }
     }
 
+    fn parts_in_order(&self) -> f64 {
+        match self.order {
+            Order::Usual => PARTS_IN_ORDER,
+            Order::OfTheFile => PARTS_IN_ORDER_MAX,
+            Order::Apart => PARTS_IN_ORDER_MIN,
+        }
+    }
+
     /// The same accesses, in so many turns of all `processes`, if those of a turn are side by side in the file. `following` of
-    /// the first turn, and of each later one, come just after the one where they begin. One process's accesses follow each
-    /// other.
+    /// the first turn, and of each later one, usually come just after the one where they begin. One process's accesses follow
+    /// each other.
     pub(super) fn in_turns(
         &self,
         processes: f64,
@@ -145,6 +167,12 @@ impl Model {
         if processes <= 1.0 {
             accesses.with_starts(if self.is_continued() { 0.0 } else { accesses.starts.min(1.0) })
         } else if self.far_part() == 0.0 && self.seeks() {
+            let following = match self.order {
+                Order::Usual => following,
+                Order::OfTheFile if self.p.density() >= 1.0 => [processes - 1.0, processes],
+                Order::OfTheFile => [processes - 1.0; 2],
+                Order::Apart => [0.0; 2],
+            };
             let [first, later] = following.map(|n| 1.0 - n / processes);
             let turns = turns.max(1.0);
             accesses.with_starts(accesses.starts / turns * (first + (turns - 1.0) * later))

@@ -362,6 +362,54 @@ fn some_accesses_of_ranks_on_the_node_of_a_disk_follow_another_one() {
 }
 
 #[test]
+fn interval_holds_the_best_and_the_worst_order_of_ranks_at_a_disk() {
+    let (disk, blocks) = far_disk();
+    let free = Value::exactly(0);
+    let disk = Calibration { write_sequential_byte_ps: free, read_sequential_byte_ps: free, ..disk };
+    let here = Pattern { nodes: 1, is_far: false, is_apart: false, access: Access::Strided, ..blocks };
+    let runs = Pattern { run_bytes: MIB / 8, gap_bytes: 3 * MIB / 8, ..here };
+    let ends = |p: &Pattern| {
+        let Prediction { independent: e, .. } = predict(p, &disk);
+        [e.low, e.value, e.high].map(|ns| (ns / 1e6 * 10.0).round() / 10.0)
+    };
+    // 16 accesses, of which one seeks, or all do.
+    assert_eq!(ends(&runs), [23.0, 111.2, 128.0]);
+    // With gaps behind the ranks' runs the first of each turn seeks in any order.
+    assert_eq!(ends(&Pattern { gap_bytes: 7 * MIB / 8, ..runs }), [4.0 * 11.0, 111.2, 128.0]);
+    let alone = Pattern { ranks: 1, aggregators: 1, gap_bytes: 0, ..runs };
+    let [low, value, high] = ends(&alone);
+    assert!(low == value && value == high, "nobody else is there");
+    // Writes over a network come in an order that varies less.
+    let far = Pattern { run_bytes: MIB / 2, access: Access::Sequential, ..blocks };
+    let [low, value, high] = ends(&far);
+    assert!(low < value && value < high && high < 1.5 * low, "{low} {value} {high}");
+}
+
+#[test]
+fn range_ends_with_the_last_run() {
+    // Two ranks, four runs of 1 KiB each, one turn in 4 KiB.
+    let p = Pattern { bytes: 4096, run_bytes: 1024, gap_bytes: 3072, ..interleaved(2, 1024, false) };
+    assert_eq!((p.range(), p.span()), (4.0 * 4096.0 - 2048.0, 4096.0 + 3.0 * 3072.0));
+    let dense = Pattern { gap_bytes: 1024, ..p };
+    assert_eq!((dense.range(), dense.span()), (8192.0, 4096.0 + 3.0 * 1024.0));
+}
+
+#[test]
+fn ranks_of_a_node_that_share_its_link_take_longer() {
+    let c = Calibration::default();
+    let of = |ranks, nodes| {
+        let p = Pattern { ranks, nodes, aggregators: 1, is_apart: true, ..interleaved(ranks, 4096, true) };
+        // The latency of a call without data is left out.
+        let data = |p: &Pattern| predict(p, &c).collective.parts.communication;
+        let none = Pattern { bytes: 1, run_bytes: 1, ..p };
+        (data(&p) - data(&none)) / ((ranks - ranks / nodes) as f64 * MIB as f64)
+    };
+    let ratio = of(8, 4) / of(4, 4);
+    // What stays on the node adds a little.
+    assert!((1.2..1.4).contains(&ratio), "{ratio}");
+}
+
+#[test]
 fn calls_that_follow_each_other_seek_once_through_one_aggregator() {
     let (disk, blocks) = far_disk();
     let one = Pattern { aggregators: 1, ..blocks };
