@@ -11,7 +11,7 @@
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-BENCH   ?= meta data stage cost mount mpi nodes
+BENCH   ?= meta data stage cost mount mpi choice nodes
 QUICK   ?=
 SEEDS   ?= 20000
 CASES   ?= 1000

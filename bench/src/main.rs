@@ -7,6 +7,7 @@
 
 mod backing;
 mod calls;
+mod choice;
 mod cost;
 mod data;
 mod drive;
@@ -47,6 +48,7 @@ directory), section by section:
   cost     what the library costs programs that do not use the pool
   mount    beside its medium and bindfs
   mpi      MPI-IO beside the same MPI's own
+  choice   MPI-IO on a pool of this node with the model beside without it
   nodes    pools of several nodes on this machine: data and names of another node, start, names, evenness, collective
            MPI-IO; far: the first two alone; ranks: the last alone
   volumes  puts, gets and atomic operations beside copies of the processor, and beside the provider from another node;

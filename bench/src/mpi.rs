@@ -72,7 +72,24 @@ impl Drop for HugeTmpfs {
 }
 
 /// The directory of the built programs; dropping it removes them.
-struct Built(PathBuf);
+pub(crate) struct Built(PathBuf);
+
+impl Built {
+    /// A new directory.
+    pub(crate) fn new() -> Result<Built, String> {
+        let built = Built(std::env::temp_dir().join(format!("forebay-bench-mpi-{}", std::process::id())));
+        std::fs::create_dir(&built.0).map_err(|e| format!("{}: {e}", built.0.display()))?;
+        Ok(built)
+    }
+
+    /// bench/mpi.c, for an MPI.
+    pub(crate) fn program(&self, mpi: &Mpi) -> Result<PathBuf, String> {
+        let program = self.0.join(mpi.compiler);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi.c");
+        said(Command::new(mpi.compiler).args(["-O2", "-o"]).arg(&program).arg(source))?;
+        Ok(program)
+    }
+}
 
 impl Drop for Built {
     fn drop(&mut self) {
@@ -91,8 +108,7 @@ pub(crate) fn measure(
     sizes: &crate::sizes::Sizes,
     show: &mut dyn FnMut(Table),
 ) -> Result<(), String> {
-    let built = Built(std::env::temp_dir().join(format!("forebay-bench-mpi-{}", std::process::id())));
-    std::fs::create_dir(&built.0).map_err(|e| format!("{}: {e}", built.0.display()))?;
+    let built = Built::new()?;
     let huge = match HugeTmpfs::new(sizes.bytes as u64 * 2) {
         Ok(huge) => Some(huge),
         Err(message) => {
@@ -105,9 +121,7 @@ pub(crate) fn measure(
             println!("\n(f) {} is left out: no {} or {}", mpi.name, mpi.compiler, mpi.launcher[0]);
             continue;
         }
-        let program = built.0.join(mpi.compiler);
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi.c");
-        said(Command::new(mpi.compiler).args(["-O2", "-o"]).arg(&program).arg(source))?;
+        let program = built.program(mpi)?;
         for ranks in [2, 4] {
             one(mpi, ranks, &program, pool, tmpfs, huge.as_ref(), sizes)?.into_iter().for_each(&mut *show);
         }
@@ -204,6 +218,24 @@ fn targets(label: &str, columns: &[String]) -> Vec<Target> {
     columns[1..].iter().map(|against| Target::Ratio { against: against.clone(), at_least }).collect()
 }
 
+/// What bench/mpi.c measures on a file, with so many bytes for each rank, perhaps with an environment variable.
+pub(crate) fn run(
+    system: &System<'_>,
+    mpi: &Mpi,
+    ranks: usize,
+    (program, file, bytes): (&Path, &Path, u64),
+    variable: Option<(&str, &str)>,
+) -> Result<Vec<(String, f64)>, String> {
+    fill_and_free(system, bytes * ranks as u64 * 5 / 4)?;
+    let mut command = system.command(mpi.launcher[0]);
+    command.args(&mpi.launcher[1..]).arg(ranks.to_string()).arg(program).arg(file).arg(bytes.to_string());
+    command.envs(variable);
+    let text = said(&mut command)?;
+    let map: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text.trim()).map_err(|e| format!("bench/mpi.c said {text:?}: {e}"))?;
+    Ok(map.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
+}
+
 fn one(
     mpi: &Mpi,
     ranks: usize,
@@ -233,15 +265,7 @@ fn one(
         false,
         &own,
     );
-    let run = |system: &System<'_>, file: &Path, bytes: u64| -> Result<Vec<(String, f64)>, String> {
-        fill_and_free(system, bytes * ranks as u64 * 5 / 4)?;
-        let mut command = system.command(mpi.launcher[0]);
-        command.args(&mpi.launcher[1..]).arg(ranks.to_string()).arg(program).arg(file).arg(bytes.to_string());
-        let text = said(&mut command)?;
-        let map: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(text.trim()).map_err(|e| format!("bench/mpi.c said {text:?}: {e}"))?;
-        Ok(map.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
-    };
+    let run = |system, file: &Path, bytes| run(system, mpi, ranks, (program, file, bytes), None);
     for repetition in 0..sizes.repetitions {
         for column in crate::systems::turns(&systems, repetition) {
             let system = &systems[column];

@@ -4,7 +4,9 @@ use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{turns, Pool, System};
-use crate::{backing, cost, data, jobs, machine, media, meta, model, mount, mpi, nodes, stage, study, tools};
+use crate::{
+    backing, choice, cost, data, jobs, machine, media, meta, model, mount, mpi, nodes, stage, study, tools,
+};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -22,14 +24,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "volumes" | "sweeps" | "backing" | "jobs"
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "choice" | "nodes" | "far" | "ranks" | "volumes" | "sweeps" | "backing" | "jobs"
             | "media" | "model" | "study" | "day" | "tools" => {
                 sections.push(argument.as_str());
             }
             part if backing::PARTS.contains(&part) => sections.push(part),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, volumes, sweeps, backing ({}), jobs, media, model, study, day, tools",
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, choice, nodes, far, ranks, volumes, sweeps, backing ({}), jobs, media, model, study, day, tools",
                     backing::PARTS.join(", ")
                 ))
             }
@@ -40,7 +42,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let binaries = std::fs::canonicalize(&binaries).map_err(|e| format!("{}: {e}", binaries.display()))?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
-        sections = vec!["meta", "data", "stage", "cost", "mount", "mpi", "nodes"];
+        sections = vec!["meta", "data", "stage", "cost", "mount", "mpi", "choice", "nodes"];
     }
     if !sections.contains(&"tools") && tools::there() {
         sections.push("tools");
@@ -58,8 +60,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let systems = System::all(&pool, &disk)?;
     let needs_no_age = |section: &str| {
         let own = [
-            "cost", "nodes", "far", "ranks", "volumes", "sweeps", "backing", "jobs", "media", "model",
-            "study", "day",
+            "cost", "choice", "nodes", "far", "ranks", "volumes", "sweeps", "backing", "jobs", "media",
+            "model", "study", "day",
         ];
         own.contains(&section) || backing::PARTS.contains(&section)
     };
@@ -88,6 +90,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "mpi" => {
                 mpi::measure(&pool, &systems[1].root, &sizes, &mut |table| show(table, &mut tables))?;
             }
+            "choice" => choice::measure(&binaries, &sizes, &mut |table| show(table, &mut tables))?,
             "nodes" => {
                 nodes::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }
