@@ -236,9 +236,20 @@ impl Model {
                 let accesses = self.accesses(ranks, calls, of_call);
                 let longest = if is_sieved { SIEVE_BYTES.min(bytes) } else { of_call };
                 let accesses = match p.access {
-                    _ if is_sieved || ranks <= 1.0 && calls > 1.0 => accesses,
+                    _ if ranks <= 1.0 && calls > 1.0 => accesses,
                     Access::Random => accesses,
-                    _ => self.in_turns(ranks, accesses, calls, [FOLLOWING, self.following()]),
+                    // The ranks' ranges overlap. One of them begins where the call before has ended.
+                    _ if is_sieved && ranks > 1.0 && self.is_continued() => {
+                        self.in_turns(ranks, accesses, calls, [1.0, 0.0], [1.0, 0.0])
+                    }
+                    _ if is_sieved => accesses,
+                    _ => {
+                        let later = self.following();
+                        let first = if self.is_continued() { later } else { FOLLOWING };
+                        let all = if p.density() >= 1.0 { ranks } else { ranks - 1.0 };
+                        let all = [if self.is_continued() { all } else { ranks - 1.0 }, all];
+                        self.in_turns(ranks, accesses, calls, [first, later], all)
+                    }
                 };
                 (accesses, Moved::all(bytes, longest))
             }
@@ -290,7 +301,10 @@ impl Model {
         let accesses = self.accesses(aggregators, calls, bytes / calls.max(1.0));
         let accesses = match is_range && (calls <= 1.0 || aggregators <= 1.0) {
             // They come in any order.
-            true => self.in_turns(aggregators, accesses, 1.0, [1.0 - 1.0 / aggregators; 2]),
+            true => {
+                let usual = [1.0 - 1.0 / aggregators; 2];
+                self.in_turns(aggregators, accesses, 1.0, usual, [aggregators - 1.0; 2])
+            }
             false => accesses,
         };
         let requests = self.requests(calls, bytes / calls);

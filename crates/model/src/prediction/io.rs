@@ -40,7 +40,7 @@ const SEEK_NS: f64 = 100_000.0;
 /// The share of a range's parts behind the first that come in their order where several processes write to another node, and
 /// the least and the greatest (measured).
 const PARTS_IN_ORDER: f64 = 0.25;
-const PARTS_IN_ORDER_MIN: f64 = 0.07;
+const PARTS_IN_ORDER_MIN: f64 = 0.0;
 const PARTS_IN_ORDER_MAX: f64 = 0.53;
 
 /// Accesses for other nodes that a node serves at the same time.
@@ -120,7 +120,7 @@ impl Model {
     }
 
     /// True if the range of the call begins where the one before has ended.
-    fn is_continued(&self) -> bool {
+    pub(super) fn is_continued(&self) -> bool {
         self.p.is_continued && self.p.density() >= 1.0 && self.p.access != Access::Random
     }
 
@@ -155,22 +155,22 @@ impl Model {
     }
 
     /// The same accesses, in so many turns of all `processes`, if those of a turn are side by side in the file. `following` of
-    /// the first turn, and of each later one, usually come just after the one where they begin. One process's accesses follow
-    /// each other.
+    /// the first turn, and of each later one, usually come just after the one where they begin, and `at_most` so many. One
+    /// process's accesses follow each other.
     pub(super) fn in_turns(
         &self,
         processes: f64,
         accesses: Accesses,
         turns: f64,
         following: [f64; 2],
+        at_most: [f64; 2],
     ) -> Accesses {
         if processes <= 1.0 {
             accesses.with_starts(if self.is_continued() { 0.0 } else { accesses.starts.min(1.0) })
         } else if self.far_part() == 0.0 && self.seeks() {
             let following = match self.order {
                 Order::Usual => following,
-                Order::OfTheFile if self.p.density() >= 1.0 => [processes - 1.0, processes],
-                Order::OfTheFile => [processes - 1.0; 2],
+                Order::OfTheFile => at_most,
                 Order::Apart => [0.0; 2],
             };
             let [first, later] = following.map(|n| 1.0 - n / processes);

@@ -382,7 +382,14 @@ fn interval_holds_the_best_and_the_worst_order_of_ranks_at_a_disk() {
     // Writes over a network come in an order that varies less.
     let far = Pattern { run_bytes: MIB / 2, access: Access::Sequential, ..blocks };
     let [low, value, high] = ends(&far);
-    assert!(low < value && value < high && high < 1.5 * low, "{low} {value} {high}");
+    assert!(low < value && value < high && high < 1.6 * low, "{low} {value} {high}");
+    // A call of two ranks that begins where the one before has ended: both blocks follow, or none does.
+    let two = Pattern { ranks: 2, aggregators: 2, access: Access::Sequential, is_continued: true, ..here };
+    assert_eq!(ends(&two), [2.0, 2.0, 16.0]);
+    // Both read the range from the first run to the last: one of them begins where the arm is.
+    let sieved = Pattern { run_bytes: 4096, gap_bytes: 4096, access: Access::Strided, writes: false, ..two };
+    assert_eq!(ends(&sieved).map(f64::round), [9.0, 9.0, 16.0]);
+    assert_eq!(ends(&Pattern { is_continued: false, ..sieved }).map(f64::round), [16.0; 3]);
 }
 
 #[test]
