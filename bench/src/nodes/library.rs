@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::path::Path;
+use std::time::Instant;
 
 type Attach = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 type Mkdir = unsafe extern "C" fn(*mut c_void, *const c_char, libc::mode_t) -> c_int;
@@ -75,6 +76,12 @@ pub(super) struct Allocated<'a> {
 pub(super) struct Volume<'a> {
     library: &'a Library,
     volume: *mut c_void,
+}
+
+/// A queue of completions.
+pub(super) struct Queue<'a> {
+    library: &'a Library,
+    queue: *mut c_void,
 }
 
 /// An open file of the pool.
@@ -231,51 +238,67 @@ impl Volume<'_> {
         }
     }
 
-    /// Gets, or puts, `parts` of `block` bytes each from consecutive offsets, all at a time.
-    pub(super) fn all_at_once(&self, memory: &mut [u8], block: usize, puts: bool) -> Result<(), String> {
-        let (library, mut queue) = (self.library, std::ptr::null_mut());
-        // SAFETY: the result is ours.
-        checked(unsafe { (library.queue_create)(0, &mut queue) }.into(), "forebay_queue_create")?;
-        let mut outcome = Ok(());
-        let mut started = 0;
-        for (i, part) in memory.chunks_mut(block).enumerate() {
-            let (bytes, offset, no_state) = (part.len(), (i * block) as i64, std::ptr::null_mut());
-            // SAFETY: volume and queue are open; the memory is not used until the queue is closed.
+    /// Gets, or puts, blocks of `block` bytes for `seconds`, as many at a time as `memory` has: each block at its offset in
+    /// the memory, the next one when it has ended. Returns nanoseconds for each.
+    pub(super) fn keep_busy(
+        &self,
+        queue: &Queue<'_>,
+        memory: &mut [u8],
+        block: usize,
+        puts: bool,
+        seconds: f64,
+    ) -> Result<f64, String> {
+        let (library, depth) = (self.library, memory.len() / block);
+        let start = |slot: usize| {
+            let (at, offset, state) = (slot * block, (slot * block) as i64, slot as *mut c_void);
+            // SAFETY: volume and queue are open. The memory of a block is not used until its call has ended, and all have
+            // ended when this function returns, unless it fails, which ends the program.
             let done = unsafe {
+                let at = memory.as_ptr().cast_mut().add(at).cast();
                 match puts {
-                    true => {
-                        (library.put_start)(self.volume, part.as_ptr().cast(), bytes, offset, queue, no_state)
-                    }
-                    false => (library.get_start)(
-                        self.volume,
-                        part.as_mut_ptr().cast(),
-                        bytes,
-                        offset,
-                        queue,
-                        no_state,
-                    ),
+                    true => (library.put_start)(self.volume, at, block, offset, queue.queue, state),
+                    false => (library.get_start)(self.volume, at, block, offset, queue.queue, state),
                 }
             };
-            match checked(done.into(), "starting a call") {
-                Ok(_) => started += 1,
-                Err(e) => outcome = Err(e),
-            }
-        }
+            checked(done.into(), "starting a call")
+        };
+        let started = Instant::now();
+        (0..depth).try_for_each(|slot| start(slot).map(drop))?;
+        let (mut running, mut ended) = (depth, 0);
         let mut completions = [Completion { state: std::ptr::null_mut(), result: 0, was: 0 }; 16];
-        while started > 0 {
+        while running > 0 {
             // SAFETY: the queue is open, and there is room for as many completions.
-            let n = unsafe { (library.queue_wait)(queue, completions.as_mut_ptr(), 16, -1) };
+            let n = unsafe { (library.queue_wait)(queue.queue, completions.as_mut_ptr(), 16, -1) };
             let n = checked(n.into(), "forebay_queue_wait")?;
+            ended += n;
+            running -= n;
+            let goes_on = started.elapsed().as_secs_f64() < seconds;
             for completion in &completions[..n] {
-                if let Err(e) = checked(completion.result, "an asynchronous call") {
-                    outcome = Err(e);
+                checked(completion.result, "an asynchronous call")?;
+                if goes_on {
+                    start(completion.state as usize)?;
+                    running += 1;
                 }
             }
-            started -= n;
         }
-        // SAFETY: the last use.
-        checked(unsafe { (library.queue_close)(queue) }.into(), "forebay_queue_close")?;
-        outcome
+        Ok(started.elapsed().as_nanos() as f64 / ended as f64)
+    }
+}
+
+impl Library {
+    /// Makes a queue of completions.
+    pub(super) fn queue(&self) -> Result<Queue<'_>, String> {
+        let mut queue = std::ptr::null_mut();
+        // SAFETY: the result is ours.
+        checked(unsafe { (self.queue_create)(0, &mut queue) }.into(), "forebay_queue_create")?;
+        Ok(Queue { library: self, queue })
+    }
+}
+
+impl Drop for Queue<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it is not used again.
+        unsafe { (self.library.queue_close)(self.queue) };
     }
 }
 

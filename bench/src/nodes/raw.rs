@@ -18,8 +18,8 @@ use forebay_wire::{Memory, Message, Secret, Stamp};
 use super::hosts::Hosts;
 use crate::systems::said;
 
-/// Longest transfer.
-const LARGEST: usize = 16 << 20;
+/// The memory of the server, to and from which one transfer at a time goes at following places, as in a volume of that size.
+const WINDOW: usize = 256 << 20;
 /// Transfers at a time, where there are several.
 pub(super) const DEPTH: usize = 16;
 const SECONDS: f64 = 0.5;
@@ -111,8 +111,8 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
     match Kind::of(kind)? {
         Kind::Memory | Kind::Deep => {
             let mut end = endpoint(host)?;
-            let region = Arc::new(Region::new(LARGEST).map_err(code("memory"))?);
-            region.write_at(0, &vec![1; LARGEST]).map_err(code("memory"))?;
+            let region = Arc::new(Region::new(WINDOW).map_err(code("memory"))?);
+            region.write_at(0, &vec![1; WINDOW]).map_err(code("memory"))?;
             let memory = end.register(region, Access::BOTH).map_err(code("registering"))?.remote;
             println!("{} {} {}", hex(end.address()), memory.address, memory.key);
             loop {
@@ -159,7 +159,7 @@ pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
     }
 }
 
-/// GB/s of reads and of writes of `bytes` bytes, `depth` at a time.
+/// GB/s of reads and of writes of `bytes` bytes, `depth` at a time, each of these with a place of its own in the memory of both.
 fn transfers(
     end: &mut LibfabricEndpoint,
     address: &[u8],
@@ -168,13 +168,18 @@ fn transfers(
     depth: usize,
 ) -> Result<[f64; 2], String> {
     let peer = end.connect(address).map_err(code("an address"))?;
-    let region = Arc::new(Region::new(bytes).map_err(code("memory"))?);
-    region.write_at(0, &vec![2; bytes]).map_err(code("memory"))?;
+    let region = Arc::new(Region::new(depth * bytes).map_err(code("memory"))?);
+    region.write_at(0, &vec![2; depth * bytes]).map_err(code("memory"))?;
+    // One at a time goes over all of the server's memory.
+    let places = if depth == 1 { (WINDOW / bytes).max(1) } else { depth };
+    let mut place = 0;
     let local = end.register(region, Access::LOCAL).map_err(code("registering"))?.local;
     let mut rates = [0.0; 2];
     for (rate, direction) in rates.iter_mut().zip([Direction::Read, Direction::Write]) {
-        let transfer = Transfer { direction, local, local_offset: 0, remote, bytes };
-        let start = |end: &mut LibfabricEndpoint| {
+        let mut start = |end: &mut LibfabricEndpoint| {
+            place = (place + 1) % places;
+            let remote = Memory { address: remote.address + (place * bytes) as u64, key: remote.key };
+            let transfer = Transfer { direction, local, local_offset: place % depth * bytes, remote, bytes };
             let deadline = end.now() + TIMEOUT;
             end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))
         };

@@ -39,6 +39,9 @@ const ROUNDS: usize = 8;
 const BATCH_NS: f64 = 5e6;
 /// Batches of each kind of call; a sample is their median.
 const BATCHES: usize = 15;
+/// Seconds for which several calls at a time are kept in progress, and how often.
+const DEEP_SECONDS: f64 = 0.1;
+const DEEP_ROUNDS: usize = 5;
 /// How much longer a small put may take than a copy by the processor.
 const SMALL_NS: f64 = 100.0;
 const MEMORY: &str = "memcpy";
@@ -461,17 +464,25 @@ pub(crate) fn drive_far(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
     let (mut out, mut back) = (vec![3u8; depth * block], vec![0u8; depth * block]);
     let (mut from, mut to) = (library.allocate(depth * block)?, library.allocate(depth * block)?);
     from.bytes().fill(5);
-    let deep = alternate(
-        vec![
-            (format!("put {DEPTH}"), &mut |_| volume.all_at_once(&mut out, block, true)),
-            (format!("get {DEPTH}"), &mut |_| volume.all_at_once(&mut back, block, false)),
-            (format!("put {DEPTH} {ALLOCATED}"), &mut |_| volume.all_at_once(from.bytes(), block, true)),
-            (format!("get {DEPTH} {ALLOCATED}"), &mut |_| volume.all_at_once(to.bytes(), block, false)),
-        ],
-        block,
-        block,
-    )?;
-    times.extend(deep.into_iter().map(|(name, ns)| (name, ns / depth as f64)));
+    let queue = library.queue()?;
+    let mut deep = [
+        (format!("put {DEPTH}"), &mut out[..], true),
+        (format!("get {DEPTH}"), &mut back[..], false),
+        (format!("put {DEPTH} {ALLOCATED}"), from.bytes(), true),
+        (format!("get {DEPTH} {ALLOCATED}"), to.bytes(), false),
+    ];
+    let mut samples = vec![Vec::new(); deep.len()];
+    for round in 0..=DEEP_ROUNDS {
+        for (samples, (_, memory, puts)) in samples.iter_mut().zip(&mut deep) {
+            let ns = volume.keep_busy(&queue, memory, block, *puts, DEEP_SECONDS)?;
+            // The first touches the memory.
+            if round > 0 {
+                samples.push(ns);
+            }
+        }
+    }
+    let medians = samples.iter().map(|samples| median(samples).unwrap_or(f64::NAN));
+    times.extend(deep.iter().map(|(name, ..)| name.clone()).zip(medians));
     Ok(times)
 }
 
