@@ -26,11 +26,31 @@ enum Published {
     Failed(Error),
 }
 
-/// What the batches of one pass take in turns.
-#[derive(Debug, Default)]
-pub(super) struct Turns {
+/// What the batches of one pass have in common: turns, and where their temporaries are.
+pub(super) struct Turns<'a> {
     copy: CopyTurn,
-    names: NameTurns,
+    names: NameTurns<StorePath>,
+    places: UploadDirectories<'a>,
+}
+
+impl<'a> Turns<'a> {
+    /// For uploads into these directories, each named as often as it gets files.
+    pub(super) fn new<'b>(store: &'a dyn Store, wanted: impl Iterator<Item = &'b StorePath>) -> Turns<'a> {
+        let places = UploadDirectories::new(store, wanted);
+        Turns { copy: CopyTurn::default(), names: NameTurns::default(), places }
+    }
+}
+
+/// The files of a batch, of which none begins any more when this is dropped.
+struct Ending<'a> {
+    places: &'a UploadDirectories<'a>,
+    directories: Vec<StorePath>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.directories.iter().for_each(|directory| self.places.ended(directory));
+    }
 }
 
 /// Uploads files, makes them durable together, and publishes them. With turns it copies while it has that of copying.
@@ -39,7 +59,7 @@ pub(super) fn upload_batch(
     at: &AttachedStore,
     batch: Uploads,
     reason: Reason<'_>,
-    turns: Option<&Turns>,
+    turns: Option<&Turns<'_>>,
     pass: &mut Pass,
 ) {
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
@@ -47,14 +67,18 @@ pub(super) fn upload_batch(
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
     let begun = Reports::new(link, begin.collect());
     let copying = turns.map(|turns| turns.copy.take());
-    let places = UploadDirectories::make(store, batch.iter().map(|wanted| &wanted.directory));
+    let _ending = turns.filter(|turns| !turns.places.are_none()).map(|turns| Ending {
+        places: &turns.places,
+        directories: batch.iter().map(|wanted| wanted.directory.clone()).collect(),
+    });
     let copied = in_parallel_if_slow(&at.store, &batch, |i, wanted| {
         if i + 1 == batch.len() {
             copying.iter().for_each(Copying::pass_on);
         }
         match (reason.go_on)() {
             true => {
-                let apart = places.of(i, &wanted.directory);
+                let directory = &wanted.directory;
+                let apart = turns.map_or(directory, |turns| turns.places.next(directory));
                 upload(link, &shared.peers, (at.root, store), (wanted, apart), begun.outcome(i))
             }
             false => Err(NotUploaded::Later),
@@ -88,7 +112,8 @@ pub(super) fn upload_batch(
     let intended = Reports::new(link, intend.collect());
     let published = in_parallel_if_slow(&at.store, &uploaded, |i, (wanted, upload)| {
         let directory = &wanted.directory;
-        let _naming = turns.filter(|_| places.are_for(directory)).map(|turns| turns.names.take(directory));
+        let slow = turns.filter(|turns| turns.places.are_for(directory));
+        let _naming = slow.map(|turns| turns.names.take(directory));
         let outcome = publish(reconciler, wanted, upload, reason, || intended.outcome(i));
         if !matches!(outcome, Published::Done(_)) {
             // If it has another name by now, it keeps that.
@@ -96,7 +121,7 @@ pub(super) fn upload_batch(
         }
         outcome
     });
-    drop((intended, places));
+    drop(intended);
     let directories: BTreeSet<&StorePath> = uploaded.iter().map(|(wanted, _)| &wanted.directory).collect();
     let directories: Vec<_> = directories.into_iter().collect();
     let sync_failed = match directories.len() > 1 && store.sync_all_directories() {

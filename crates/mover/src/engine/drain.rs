@@ -1,7 +1,7 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
 //! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::batch::{upload_batch, Turns};
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
+use super::name_turns::NameTurns;
 use super::parallel::{in_few_threads, in_parallel};
 use super::pass::{failed, note_snapshot, Due, Pass, Reason};
 use super::peers::{Counted, Work};
@@ -39,6 +40,8 @@ const BATCH_FILES_LEAST: usize = 2;
 const ALONE_BYTES: u64 = 8 << 20;
 /// Batches at a time: while the store makes one durable, the next is copied.
 const BATCHES_AT_ONCE: usize = 3;
+/// The same where names are slow: together they have files for all calls that a store gets, while others get their names.
+const BATCHES_AT_ONCE_SLOW_NAMES: usize = 6;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
 const LETTER_BYTES: usize = 40 * 1024;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
@@ -235,6 +238,19 @@ fn is_new(place: &PendingPlace) -> bool {
     !is_copied && place.placed.is_none() && place.intent.is_none()
 }
 
+/// Places in such an order that those of one parent, which wait for each other, are far apart.
+fn by_turns(places: Vec<PendingPlace>) -> Vec<PendingPlace> {
+    let mut counts = HashMap::<u64, usize>::new();
+    let mut nth = |place: &PendingPlace| {
+        let count = counts.entry(place.parent.0).or_default();
+        *count += 1;
+        *count
+    };
+    let mut places: Vec<_> = places.into_iter().map(|place| (nth(&place), place)).collect();
+    places.sort_by_key(|(nth, _)| *nth);
+    places.into_iter().map(|(_, place)| place).collect()
+}
+
 /// Makes the directories that the store never had, many at a time, those of a level after those above it. Returns the
 /// places that are left.
 fn make_new_directories(
@@ -243,10 +259,12 @@ fn make_new_directories(
     pass: &mut Pass,
 ) -> Vec<PendingPlace> {
     let (link, stores, at) = (reconciler.link, reconciler.stores, reconciler.at);
-    let (mut new, mut left): (Vec<_>, Vec<_>) = directories.into_iter().partition(is_new);
+    let (new, mut left): (Vec<_>, Vec<_>) = directories.into_iter().partition(is_new);
+    let (mut new, turns) = (by_turns(new), NameTurns::default());
     // One is made by the calls of any other.
     while new.len() > 1 && !stores.is_stopping() {
         let made = in_parallel(&at.store, &new, |_, place| {
+            let _naming = turns.take(&place.parent);
             let mut own = Reconciler::new(link, stores, at);
             let next = own.reconcile(place, false);
             (next, own.has_unrecorded)
@@ -348,7 +366,8 @@ fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
 
 /// Uploads files in batches.
 fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
-    let (left, turns) = (Mutex::new(VecDeque::from(files)), Turns::default());
+    let turns = Turns::new(&*at.store, files.iter().map(|(wanted, _)| &wanted.directory));
+    let left = Mutex::new(VecDeque::from(files));
     let run = || {
         let mut pass = Pass::default();
         while !ends(shared, at, reason) {
@@ -361,7 +380,8 @@ fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
         }
         pass
     };
-    let threads = locked(&left).len().clamp(1, BATCHES_AT_ONCE);
+    let most = if at.store.has_slow_names() { BATCHES_AT_ONCE_SLOW_NAMES } else { BATCHES_AT_ONCE };
+    let threads = locked(&left).len().clamp(1, most);
     // A thread that panicked has reported nothing: its files stay pending.
     let passes = host::for_each(vec![(); threads], |()| run());
     let mut pass = Pass::default();

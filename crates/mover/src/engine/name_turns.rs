@@ -9,42 +9,49 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::store::StorePath;
+/// So many that one waits for the lock while another makes its name, a third looks at its temporary, and a fourth removes
+/// its own elsewhere. No more than a store gets calls at first: its limit learns nothing from calls that wait for a lock.
+const AT_A_TIME: usize = 4;
 
-/// So many that one waits for the lock while another makes its name, and a third removes its temporary elsewhere.
-const AT_A_TIME: usize = 3;
-
-/// Turns of the directories of one pass.
-#[derive(Debug, Default)]
-pub(super) struct NameTurns {
+/// Turns of the directories of one pass, each of which is known by a `D`.
+#[derive(Debug)]
+pub(super) struct NameTurns<D> {
     /// Turns that are taken, by directory.
-    taken: Mutex<BTreeMap<StorePath, usize>>,
+    taken: Mutex<BTreeMap<D, usize>>,
     left: Condvar,
+}
+
+impl<D> Default for NameTurns<D> {
+    fn default() -> NameTurns<D> {
+        NameTurns { taken: Mutex::default(), left: Condvar::new() }
+    }
 }
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Naming<'a> {
-    turns: &'a NameTurns,
-    directory: &'a StorePath,
+pub(super) struct Naming<'a, D: Ord> {
+    turns: &'a NameTurns<D>,
+    directory: &'a D,
 }
 
-impl NameTurns {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<StorePath, usize>> {
+impl<D: Ord> NameTurns<D> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<D, usize>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a turn of a directory.
-    pub(super) fn take<'a>(&'a self, directory: &'a StorePath) -> Naming<'a> {
-        let is_full =
-            |taken: &mut BTreeMap<StorePath, usize>| taken.get(directory).is_some_and(|n| *n >= AT_A_TIME);
+    pub(super) fn take<'a>(&'a self, directory: &'a D) -> Naming<'a, D>
+    where
+        D: Clone,
+    {
+        let is_full = |taken: &mut BTreeMap<D, usize>| taken.get(directory).is_some_and(|n| *n >= AT_A_TIME);
         let mut taken = self.left.wait_while(self.lock(), is_full).unwrap_or_else(PoisonError::into_inner);
         *taken.entry(directory.clone()).or_default() += 1;
         Naming { turns: self, directory }
     }
 }
 
-impl Drop for Naming<'_> {
+impl<D: Ord> Drop for Naming<'_, D> {
     fn drop(&mut self) {
         let mut taken = self.turns.lock();
         if let Some(n) = taken.get_mut(self.directory) {
@@ -65,6 +72,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::store::StorePath;
 
     #[test]
     fn few_files_of_a_directory_are_named_at_a_time_and_those_of_others_do_not_wait() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::host::{self, Instant};
 use crate::store::limited::Limited;
+use crate::store::Store;
 
 /// Files at a time, at most: as many calls as the store may get.
 const FILES_AT_ONCE: usize = 64;
@@ -77,7 +78,7 @@ fn in_parallel_on<T: Sync, R: Send>(
     items: &[T],
     each: impl Fn(usize, &T) -> (R, Option<Duration>) + Sync,
 ) -> Vec<R> {
-    let lateness = Lateness::default();
+    let lateness = Lateness::of(store);
     in_threads(
         || lateness.threads_on(processors, store),
         in_a_row,
@@ -100,6 +101,12 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
+    /// Before the first call: as all calls to the store so far.
+    pub(super) fn of(store: &Limited) -> Lateness {
+        let is_late = store.has_slow_names() || store.answers_after(SLOW);
+        Lateness { slow_share: AtomicUsize::new(if is_late { ALL_SLOW } else { 0 }) }
+    }
+
     /// A call for a small file has taken so long. The calls of two threads at the same time may count as one.
     pub(super) fn note(&self, took: Duration) {
         let share = self.slow_share.load(Ordering::Relaxed);
@@ -244,7 +251,7 @@ impl<T: Sync, R: Send, N: Fn() -> usize + Sync, E: Fn(usize, &T) -> R + Sync> Cr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::limited::Limits;
+    use crate::store::limited::{GateLimits, Limits};
     use std::sync::{Arc, Condvar};
 
     fn store() -> Limited {
@@ -306,6 +313,25 @@ mod tests {
             if i < first {
                 return (true, Some(2 * SLOW));
             }
+            together.comes();
+            (together.are(most), None)
+        });
+        assert!(all.into_iter().all(|came| came));
+    }
+
+    #[test]
+    fn store_that_has_answered_late_gets_as_many_calls_as_it_takes_from_the_first_on() {
+        let inner = store();
+        let latency = 2 * SLOW;
+        let calls = GateLimits { least: 16, most: 16, ..GateLimits::default() };
+        let store = Limited::new(Arc::new(inner), Limits { latency, calls, ..Limits::default() });
+        let most = threads_for(&store);
+        assert!(Lateness::of(&store).threads_on(1, &store) < most);
+        for _ in 0..2 * calls.least {
+            store.look(&crate::store::StorePath::root()).unwrap();
+        }
+        let together = Together::new();
+        let all = in_parallel_on(1, ITEMS_IN_A_ROW, &store, &vec![(); most], |_, ()| {
             together.comes();
             (together.are(most), None)
         });

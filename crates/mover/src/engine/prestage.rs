@@ -177,12 +177,13 @@ pub(super) fn prestage(
     walk: impl FnOnce(&mut dyn FnMut(&Entry, String)) -> Result<()>,
 ) -> Result<()> {
     let (found, files) = sync_channel::<Found>(FOUND_AHEAD);
+    let at = store.and_then(|root| shared.stores.of(root).ok());
     let prestaging = Prestaging {
         shared,
         progress,
         turn: shared.prestaging.begin(store),
-        at: store.and_then(|root| shared.stores.of(root).ok()),
-        lateness: Lateness::default(),
+        lateness: at.as_ref().map_or_else(Lateness::default, |at| Lateness::of(&at.store)),
+        at,
         large: LargeFiles::default(),
         files: Mutex::new(files),
         behind: Mutex::default(),

@@ -1,44 +1,88 @@
-//! Where the temporaries of a batch's uploads are: beside their final names, or in directories that the store has made for
+//! Where the temporaries of a pass's uploads are: beside their final names, or in directories that the store has made for
 //! them ([`Store::make_upload_directories`]).
+//!
+//! They are made when the first file of a directory is uploaded, and removed after its last one: on a distant store each of
+//! these calls holds the lock of the directory that its names wait for.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 use crate::store::{Store, StorePath};
 
-/// The directories that a store has made for a batch, removed when this is dropped.
+/// The directories that a store makes for a pass, removed when this is dropped at the latest.
 pub(super) struct UploadDirectories<'a> {
     store: &'a dyn Store,
     /// By the directory of the final names.
-    made: BTreeMap<StorePath, Vec<StorePath>>,
+    apart: BTreeMap<StorePath, Apart>,
+}
+
+/// Those of one directory.
+struct Apart {
+    /// Files of the pass, those of them that are still to come, and those that have begun.
+    uploads: usize,
+    left: AtomicUsize,
+    begun: AtomicUsize,
+    /// None before the first file.
+    made: OnceLock<Vec<StorePath>>,
+}
+
+impl Apart {
+    fn made(&self) -> &[StorePath] {
+        self.made.get().map_or(&[], Vec::as_slice)
+    }
 }
 
 impl<'a> UploadDirectories<'a> {
-    /// Has directories made for uploads into these, each named as often as it gets files.
-    pub(super) fn make<'b>(
+    /// For uploads into these directories, each named as often as it gets files.
+    pub(super) fn new<'b>(
         store: &'a dyn Store,
         wanted: impl Iterator<Item = &'b StorePath>,
     ) -> UploadDirectories<'a> {
         let mut uploads = BTreeMap::<&StorePath, usize>::new();
-        wanted.for_each(|directory| *uploads.entry(directory).or_default() += 1);
-        let made = uploads.into_iter().filter(|(_, files)| *files > 1);
-        let made = made.map(|(path, files)| (path.clone(), store.make_upload_directories(path, files)));
-        UploadDirectories { store, made: made.filter(|(_, made)| !made.is_empty()).collect() }
+        if store.has_slow_names() {
+            wanted.for_each(|directory| *uploads.entry(directory).or_default() += 1);
+        }
+        let several = uploads.into_iter().filter(|(_, files)| *files > 1);
+        let apart = several.map(|(path, uploads)| {
+            let (left, begun) = (AtomicUsize::new(uploads), AtomicUsize::new(0));
+            (path.clone(), Apart { uploads, left, begun, made: OnceLock::new() })
+        });
+        UploadDirectories { store, apart: apart.collect() }
+    }
+
+    /// True if no directory is ever made.
+    pub(super) fn are_none(&self) -> bool {
+        self.apart.is_empty()
     }
 
     /// True if uploads into `directory` have their temporaries in others, since names are made slowly there.
     pub(super) fn are_for(&self, directory: &StorePath) -> bool {
-        self.made.contains_key(directory)
+        self.apart.get(directory).is_some_and(|apart| !apart.made().is_empty())
     }
 
-    /// Where the temporary of the `i`th upload is, which goes into `directory`.
-    pub(super) fn of<'b>(&'b self, i: usize, directory: &'b StorePath) -> &'b StorePath {
-        self.made.get(directory).map_or(directory, |made| &made[i % made.len()])
+    /// Where the temporary of the next upload into `directory` is to be.
+    pub(super) fn next<'b>(&'b self, directory: &'b StorePath) -> &'b StorePath {
+        let Some(apart) = self.apart.get(directory) else { return directory };
+        let made = apart.made.get_or_init(|| self.store.make_upload_directories(directory, apart.uploads));
+        let begun = apart.begun.fetch_add(1, Ordering::Relaxed);
+        made.get(begun % made.len().max(1)).unwrap_or(directory)
+    }
+
+    /// A file of `directory` has its name, or will get none in this pass.
+    pub(super) fn ended(&self, directory: &StorePath) {
+        let Some(apart) = self.apart.get(directory) else { return };
+        if apart.left.fetch_sub(1, Ordering::AcqRel) == 1 && !apart.made().is_empty() {
+            self.store.remove_upload_directories(apart.made());
+        }
     }
 }
 
 impl Drop for UploadDirectories<'_> {
     fn drop(&mut self) {
-        self.made.values().for_each(|made| self.store.remove_upload_directories(made));
+        let left = self.apart.values().filter(|apart| apart.left.load(Ordering::Acquire) > 0);
+        left.filter(|apart| !apart.made().is_empty())
+            .for_each(|apart| self.store.remove_upload_directories(apart.made()));
     }
 }
 
@@ -56,18 +100,29 @@ mod tests {
         let store = PosixStore::open(&at, options, MoverId::own()).unwrap();
         let path = |name: &str| StorePath::root().join(name.as_bytes()).unwrap();
         let (many, few) = (path("many"), path("few"));
-        let wanted = || std::iter::repeat_n(&many, 32).chain(std::iter::once(&few));
+        let wanted = || std::iter::repeat_n(&many, 32).chain(std::iter::repeat_n(&few, 2));
         for directory in [&many, &few] {
             store.make_directory(directory, &Attributes::default()).unwrap();
         }
-        let made = UploadDirectories::make(&store, wanted());
-        let (first, second) = (made.of(0, &many).clone(), made.of(1, &many).clone());
+        let places = UploadDirectories::new(&store, wanted());
+        assert!(!places.are_for(&many) && std::fs::read_dir(at.join("many")).unwrap().next().is_none());
+        let (first, second) = (places.next(&many).clone(), places.next(&many).clone());
         assert!(first != many && second != many && first != second, "{first} {second}");
-        assert!(made.are_for(&many) && !made.are_for(&few));
-        assert_eq!((made.of(2, &many), made.of(0, &few)), (&first, &few));
+        assert!(places.are_for(&many));
+        assert_eq!((places.next(&many), places.next(&few)), (&first, &few));
+        assert!(!places.are_for(&few));
+        let are_there = || store.look(&first).unwrap().is_some();
+        (1..32).for_each(|_| places.ended(&many));
+        assert!(are_there(), "a file of the pass is left");
+        places.ended(&many);
+        assert!(!are_there());
+        drop(places);
+        let places = UploadDirectories::new(&store, wanted());
+        let first = places.next(&many).clone();
+        places.ended(&many);
         assert!(store.look(&first).unwrap().is_some());
-        drop(made);
-        assert!(store.look(&first).unwrap().is_none());
+        drop(places);
+        assert!(store.look(&first).unwrap().is_none(), "the pass has ended early");
         std::fs::remove_dir_all(&at).unwrap();
     }
 }

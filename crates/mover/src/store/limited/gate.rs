@@ -5,6 +5,7 @@
 //! is halved when the store says that it is busy. A unit of work is a call or [`CALL_BYTES`] bytes; calls of different
 //! sorts take different times, so each sort has a least time of its own. At first the limit doubles with each window, as
 //! in TCP's slow start: a store that answers after 30 ms would have been drained before a limit that grows by one mattered.
+//! Where a window of so few calls takes long, as uploads of many calls to a distant server do, the limit grows fourfold.
 //!
 //! Calls that write leave half of the limit to calls that read while such wait, because programs may wait for them: many
 //! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
@@ -32,6 +33,12 @@ const GROWTH: f64 = 1.05;
 /// The same while the limit doubles. Files of 4 KiB and of 64 KiB take different times by the unit where each write is a
 /// call, so a window of the former makes the next one look slow.
 const STARTING_GROWTH: f64 = 1.4;
+/// By how much the limit grows at first, and the same after a window that took at least [`LONG_WINDOW`].
+const START: f64 = 2.0;
+const START_LONG: f64 = 4.0;
+const LONG_WINDOW: Duration = Duration::from_millis(200);
+/// The first limit of a store that is known to be distant, of the least one.
+const DISTANT: usize = 4;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
 const FORGET: f64 = 1.02;
 
@@ -57,6 +64,8 @@ pub(super) enum Sort {
 }
 
 const SORTS: usize = 7;
+/// Sorts of calls whose time is the store's alone: others move bytes, at a rate that may be limited, or list directories.
+const SHORT: [Sort; 2] = [Sort::Look, Sort::Name];
 
 impl Sort {
     /// That of an upload of so many bytes.
@@ -180,6 +189,21 @@ impl Gate {
         self.lock().limit as usize
     }
 
+    /// Begins with a limit of [`DISTANT`] times the least: the store is known to be distant, where calls wait for the way and
+    /// not for each other.
+    pub(super) fn begin_distant(&self) {
+        let mut state = self.lock();
+        state.limit = (DISTANT * self.limits.least).min(self.limits.most) as f64;
+    }
+
+    /// True if short calls, of which some were made, take at least so long, also when the store has least to do.
+    pub(super) fn takes_at_least(&self, time: Duration) -> bool {
+        let state = self.lock();
+        let least =
+            SHORT.map(|sort| state.least_time[sort as usize]).into_iter().fold(f64::INFINITY, f64::min);
+        least.is_finite() && least >= time.as_secs_f64()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -281,7 +305,8 @@ impl State {
 
     fn adapt(&mut self, limits: GateLimits) {
         let window = std::mem::replace(&mut self.window, Window::new());
-        let throughput = window.work.iter().sum::<f64>() / window.started.elapsed().as_secs_f64().max(1e-6);
+        let took = window.started.elapsed();
+        let throughput = window.work.iter().sum::<f64>() / took.as_secs_f64().max(1e-6);
         let (mut time, mut least) = (0.0, 0.0);
         for sort in 0..SORTS {
             let work = window.work[sort];
@@ -298,7 +323,8 @@ impl State {
         self.is_starting &=
             !window.was_busy && (!window.was_full || slowness <= ROOM || growth >= STARTING_GROWTH);
         self.limit = match self.is_starting && window.was_full {
-            true => 2.0 * self.limit,
+            true if took >= LONG_WINDOW => START_LONG * self.limit,
+            true => START * self.limit,
             false => next_limit(self.limit, &window, growth, slowness),
         };
         self.limit = self.limit.clamp(limits.least as f64, limits.most as f64);
@@ -329,11 +355,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn drive(gate: &Gate, threads: usize, calls: usize, call: impl Fn() + Sync) {
+        drive_of(Sort::Other, gate, threads, calls, call);
+    }
+
+    fn drive_of(sort: Sort, gate: &Gate, threads: usize, calls: usize, call: impl Fn() + Sync) {
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
                     for _ in 0..calls {
-                        let permit = gate.enter(Sort::Other, String::new).unwrap();
+                        let permit = gate.enter(sort, String::new).unwrap();
                         call();
                         permit.leave(0, None);
                     }
@@ -353,6 +383,19 @@ mod tests {
         });
         assert!(gate.limit() >= 8, "{}", gate.limit());
         assert!(most.load(Ordering::SeqCst) <= 24);
+    }
+
+    #[test]
+    fn limit_grows_fourfold_while_windows_take_long() {
+        let gate = Gate::new(GateLimits { least: 2, most: 64, ..GateLimits::default() });
+        assert!(!gate.takes_at_least(Duration::ZERO), "no window has ended");
+        // More calls than the limit: a window that was full.
+        drive_of(Sort::Name, &gate, 3, 1, || std::thread::sleep(LONG_WINDOW));
+        assert_eq!(gate.limit(), 8);
+        let distant = Gate::new(GateLimits { least: 2, most: 6, ..GateLimits::default() });
+        distant.begin_distant();
+        assert_eq!(distant.limit(), 6);
+        assert!(gate.takes_at_least(LONG_WINDOW) && !gate.takes_at_least(2 * LONG_WINDOW));
     }
 
     #[test]

@@ -67,12 +67,11 @@ pub struct Limited {
 impl Limited {
     /// Wraps a store.
     pub fn new(inner: Arc<dyn Store>, limits: Limits) -> Limited {
-        Limited {
-            inner,
-            latency: limits.latency,
-            gate: Gate::new(limits.calls),
-            bucket: Bucket::new(limits.bytes_per_second),
+        let gate = Gate::new(limits.calls);
+        if inner.has_slow_names() {
+            gate.begin_distant();
         }
+        Limited { inner, latency: limits.latency, gate, bucket: Bucket::new(limits.bytes_per_second) }
     }
 
     /// Changes the rate, e.g. because other nodes take or leave their share; 0: no limit.
@@ -83,6 +82,11 @@ impl Limited {
     /// The number of calls that may run at a time now.
     pub fn parallelism(&self) -> usize {
         self.gate.limit()
+    }
+
+    /// True if its calls take at least so long, as far as is known: a server has to answer each.
+    pub fn answers_after(&self, time: Duration) -> bool {
+        self.gate.takes_at_least(time)
     }
 
     /// One call that moves `bytes`.

@@ -19,10 +19,11 @@ use super::PosixStore;
 use crate::store::source::retried;
 use crate::store::StorePath;
 
-/// Uploads for which a directory of their own pays, and directories at a time, at least and at most.
+/// Uploads for which a directory of their own pays, and directories at a time, at least and at most. A temporary is made
+/// and removed while the directory of the final names is locked for one call: two of them keep up with it.
 const UPLOADS_EACH: usize = 16;
 const DIRECTORIES_MIN: usize = 2;
-const DIRECTORIES_MAX: usize = 8;
+const DIRECTORIES_MAX: usize = 4;
 
 impl PosixStore {
     pub(super) fn make_uploads_apart(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
