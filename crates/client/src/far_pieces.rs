@@ -9,14 +9,14 @@
 use std::cell::RefCell;
 
 use forebay_ring::{call_clock, pause};
-use forebay_types::limits::{CALL_TIMEOUT_MS, MOVE_ABOVE_BYTES};
+use forebay_types::limits::{CALL_TIMEOUT_MS, MOVE_ABOVE_BYTES, MOVE_BYTES_MAX};
 use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, PieceWord, Reply, Request};
 use forebay_volume::{Far, FarRange};
 
 use crate::far_parts::{Memory, Part};
 use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
-use crate::remote_data::{part_bytes, part_bytes_min, parts_of, Moved};
+use crate::remote_data::{parts_of, Moved};
 use crate::remote_inodes::new_handle;
 
 /// How often a piece is opened again within a call: a worker that dies more often has a defect.
@@ -157,11 +157,10 @@ impl FarPieces {
     /// The memory of all ranges is readable or writable, as `memory` requires.
     unsafe fn move_all(&self, ranges: &[FarRange], memory: Memory) -> Result<(), Code> {
         let total = ranges.iter().map(|range| range.at + range.bytes).max().unwrap_or(0);
-        let in_progress = self.pool.attached().map_or(0, |attached| attached.ring.in_progress());
-        // The ranges of a list are cut as one range of as many bytes.
-        let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let least = part_bytes(bytes, part_bytes_min(in_progress));
-        let cut = |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, least);
+        // As few parts as there can be: each costs the messages and the wake-ups of a request, and nothing copies one while
+        // the network moves the next, as with backing files.
+        let cut =
+            |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, MOVE_BYTES_MAX);
         let mut all: Vec<Part> = ranges.iter().flat_map(cut).collect();
         // What is moved is moved up to an offset of the caller's memory.
         all.sort_unstable_by_key(|part| part.at);

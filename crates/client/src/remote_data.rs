@@ -57,16 +57,6 @@ pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl I
     parts_of(id, offset, at, len, MOVE_BYTES_MIN)
 }
 
-/// The least length of a part where a process has so many other requests in progress. Those keep processors and network
-/// busy, so that nothing is gained by several parts, and each costs messages and the wake-ups of threads.
-pub(crate) fn part_bytes_min(in_progress: usize) -> usize {
-    if in_progress < BACKING_AHEAD {
-        MOVE_BYTES_MIN
-    } else {
-        MOVE_BYTES_MAX
-    }
-}
-
 /// The length of the parts of a call that moves so many bytes.
 pub(crate) fn part_bytes(len: usize, least: usize) -> usize {
     (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(least, MOVE_BYTES_MAX)
@@ -488,10 +478,8 @@ mod tests {
         assert_eq!(count(MOVE_BYTES_MIN), 1);
         assert_eq!(count(MOVE_BYTES_MAX), BACKING_AHEAD);
         assert_eq!(count(BACKING_AHEAD * MOVE_BYTES_MAX), BACKING_AHEAD);
-        // Beside other requests.
-        let busy = |len| parts_of(id, 0, 0, len, part_bytes_min(BACKING_AHEAD)).map(|part| part.len);
-        assert_eq!(busy(MOVE_BYTES_MAX + 5).collect::<Vec<_>>(), [MOVE_BYTES_MAX, 5]);
-        assert_eq!(part_bytes_min(BACKING_AHEAD - 1), MOVE_BYTES_MIN);
+        let few = |len| parts_of(id, 0, 0, len, MOVE_BYTES_MAX).map(|part| part.len);
+        assert_eq!(few(MOVE_BYTES_MAX + 5).collect::<Vec<_>>(), [MOVE_BYTES_MAX, 5]);
     }
 
     #[test]

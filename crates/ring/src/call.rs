@@ -112,11 +112,6 @@ impl Ring {
         Ok(Claim { ring: self, slot, posted: Cell::new(false), changes: Cell::new(false), begun_ns })
     }
 
-    /// How many requests are in progress now.
-    pub fn in_progress(&self) -> usize {
-        self.claimed.load(Ordering::Relaxed).count_ones() as usize
-    }
-
     /// Frees slots of calls that were given up and are answered by now.
     fn take_back(&self) {
         let mut left = self.given_up.load(Ordering::Acquire);
