@@ -70,6 +70,26 @@ fn is_one_long(parts: &[Part]) -> bool {
     parts.iter().any(|part| part.len > MOVE_ABOVE_BYTES)
 }
 
+/// As few parts as there can be, by their places in memory: each costs the messages and the wake-ups of a request, and nothing
+/// copies one while the network moves the next, as with backing files. So ranges that follow each other in the piece and in
+/// memory are one.
+fn few_parts(ranges: &[FarRange]) -> Vec<Part> {
+    let mut ranges = ranges.to_vec();
+    // What is moved is moved up to an offset of the caller's memory.
+    ranges.sort_unstable_by_key(|range| range.at);
+    ranges.dedup_by(|next, range| {
+        let follows = next.piece == range.piece
+            && next.offset == range.offset + range.bytes as u64
+            && next.at == range.at + range.bytes;
+        if follows {
+            range.bytes += next.bytes;
+        }
+        follows
+    });
+    let cut = |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, MOVE_BYTES_MAX);
+    ranges.iter().flat_map(cut).collect()
+}
+
 /// Whether a transfer that ended early goes on when its piece was opened again, which it was so often.
 ///
 /// # Errors
@@ -157,13 +177,7 @@ impl FarPieces {
     /// The memory of all ranges is readable or writable, as `memory` requires.
     unsafe fn move_all(&self, ranges: &[FarRange], memory: Memory) -> Result<(), Code> {
         let total = ranges.iter().map(|range| range.at + range.bytes).max().unwrap_or(0);
-        // As few parts as there can be: each costs the messages and the wake-ups of a request, and nothing copies one while
-        // the network moves the next, as with backing files.
-        let cut =
-            |range: &FarRange| parts_of(range.piece, range.offset, range.at, range.bytes, MOVE_BYTES_MAX);
-        let mut all: Vec<Part> = ranges.iter().flat_map(cut).collect();
-        // What is moved is moved up to an offset of the caller's memory.
-        all.sort_unstable_by_key(|part| part.at);
+        let mut all = few_parts(ranges);
         self.check_session().map_err(|code| failed(ranges[0].piece.node(), code))?;
         let is_direct = is_one_long(&all);
         let mut reopened = 0;
@@ -241,6 +255,27 @@ mod tests {
         let part = |at, len| Part { id, offset: 0, at, len };
         assert!(!is_one_long(&[part(0, 4096), part(1 << 36, MOVE_ABOVE_BYTES)]));
         assert!(is_one_long(&[part(0, 4096), part(8192, MOVE_ABOVE_BYTES + 1)]));
+    }
+
+    #[test]
+    fn ranges_that_follow_each_other_in_piece_and_memory_are_one_part() {
+        let piece = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let range = |offset, at, bytes| FarRange { piece, offset, at, bytes };
+        let parts = |ranges: &[FarRange]| {
+            few_parts(ranges).iter().map(|part| (part.offset, part.at, part.len)).collect::<Vec<_>>()
+        };
+        // In any order of the list.
+        let all = [range(104, 4, 6), range(100, 0, 4), range(110, 10, 5)];
+        assert_eq!(parts(&all), [(100, 0, 15)]);
+        // A gap in the piece, or in memory, or another piece.
+        assert_eq!(parts(&[range(100, 0, 4), range(105, 4, 4)]), [(100, 0, 4), (105, 4, 4)]);
+        assert_eq!(parts(&[range(100, 0, 4), range(104, 5, 4)]), [(100, 0, 4), (104, 5, 4)]);
+        let other = FarRange { piece: BackingId { stripe: 1, ..piece }, ..range(104, 4, 4) };
+        assert_eq!(parts(&[range(100, 0, 4), other]), [(100, 0, 4), (104, 4, 4)]);
+        // No part is longer than a request moves.
+        let half = MOVE_BYTES_MAX / 2;
+        let three = [0, 1, 2].map(|i| range((i * half) as u64, i * half, half));
+        assert_eq!(parts(&three), [(0, 0, MOVE_BYTES_MAX), (2 * half as u64, 2 * half, half)]);
     }
 
     #[test]
