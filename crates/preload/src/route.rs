@@ -153,36 +153,88 @@ pub(crate) unsafe fn on_two_paths(
                         result => heard(result) as isize,
                     }
                 }
-                (Ok(Side::Pool(door, from)), Ok(Side::Kernel)) => {
-                    match door.reach(from, follow, escape.first()) {
-                        Err(ESCAPED) | Ok(_) => crossed(to, false),
-                        Err(failed) if failed as isize == ENOENT && !looks_up => crossed(to, false),
-                        Err(failed) => heard(failed) as isize,
+                (Ok(Side::Pool(door, source)), Ok(Side::Kernel)) => {
+                    match found_in_pool(door, source, follow, escape.first()) {
+                        Ok(false) if looks_up => ENOENT,
+                        Ok(_) => across(found_by_kernel(to), looks_up),
+                        Err(failed) => failed,
                     }
                 }
-                (Ok(Side::Kernel), Ok(Side::Pool(..))) => crossed(from, looks_up),
+                (Ok(Side::Kernel), Ok(Side::Pool(door, to))) => match found_by_kernel(from) {
+                    Ok(false) if looks_up => ENOENT,
+                    Ok(_) => across(found_in_pool(door, to, false, escape.first()), looks_up),
+                    Err(failed) => failed,
+                },
             }
         })
     }
 }
 
-/// The answer for two paths on two sides: EXDEV, or what is wrong with the one in the kernel's tree, whose last name must
-/// exist if `looks_up` is true.
+/// The answer for two paths on two sides, of which the first leads somewhere: what is wrong with the second, else EXDEV. A link
+/// looks its new name up before.
+fn across(second: Result<bool, isize>, links: bool) -> isize {
+    match second {
+        Ok(true) if links => -(libc::EEXIST as isize),
+        Ok(_) => -(libc::EXDEV as isize),
+        Err(failed) => failed,
+    }
+}
+
+/// The bytes of a path up to its last name.
+fn above(path: &[u8]) -> &[u8] {
+    let names = path.len() - path.iter().rev().take_while(|&&byte| byte == b'/').count();
+    let last = path[..names].iter().rposition(|&byte| byte == b'/');
+    &path[..last.map_or(0, |last| last + 1)]
+}
+
+/// True if a place exists, false if its directory does, else what is wrong with it.
+///
+/// # Safety
+/// The place is valid, and `escape` has room for a path.
+#[cold]
+unsafe fn found_in_pool(door: Pool, place: Place, follow: bool, escape: *mut u8) -> Result<bool, isize> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match door.reach(place, follow, escape) {
+            Ok(_) | Err(ESCAPED) => Ok(true),
+            Err(failed) if failed as isize == ENOENT && place.bytes > 0 => {
+                let path = std::slice::from_raw_parts(place.path.cast::<u8>(), place.bytes as usize);
+                let directory = Place { bytes: above(path).len() as _, ..place };
+                match door.reach(directory, true, escape) {
+                    Ok(_) | Err(ESCAPED) => Ok(false),
+                    Err(failed) => Err(heard(failed) as isize),
+                }
+            }
+            Err(failed) => Err(heard(failed) as isize),
+        }
+    }
+}
+
+/// The same for a path in the kernel's tree.
 ///
 /// # Safety
 /// `path` is a C string.
 #[cold]
-unsafe fn crossed((dirfd, path): (c_int, *const c_char), looks_up: bool) -> isize {
-    // SAFETY: the caller's promise.
-    if unsafe { *path } == 0 {
-        return ENOENT;
-    }
+unsafe fn found_by_kernel((dirfd, path): (c_int, *const c_char)) -> Result<bool, isize> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the caller's promise, and a writable structure.
-    match unsafe { real::fstatat(dirfd, path, stat.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) } {
-        0.. => -(libc::EXDEV as isize),
-        ENOENT if !looks_up => -(libc::EXDEV as isize),
-        failed => failed,
+    let mut look =
+        |path| match unsafe { real::fstatat(dirfd, path, stat.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) } {
+            0.. => Ok(()),
+            failed => Err(failed),
+        };
+    // SAFETY: as above.
+    let bytes = unsafe { crate::path::bytes(path) };
+    match look(path) {
+        Ok(()) => Ok(true),
+        Err(ENOENT) if !bytes.is_empty() => {
+            let (mut directory, parent) = (Buffer::new(), above(bytes));
+            if !directory.set(&[parent, b"."]) {
+                return Err(ENOENT);
+            }
+            look(directory.as_c()).map(|()| false)
+        }
+        Err(failed) => Err(failed),
     }
 }
 

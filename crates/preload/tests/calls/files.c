@@ -132,6 +132,16 @@ void test_names(void)
     CHECK(unlinkat(here, "sx", 0) == 0 && unlinkat(here, "m", AT_REMOVEDIR) == 0);
     FAILS(rename("c", "/proc/forebay-calls-never"), EXDEV);
     FAILS(link("/proc/self/status", "c2"), EXDEV);
+    /* What is wrong with either name is found before the two file systems are compared. */
+    FAILS(rename("c", "/proc/forebay-calls-never/x"), ENOENT);
+    FAILS(rename("never/c", "/proc/forebay-calls-never"), ENOENT);
+    FAILS(rename("/proc/self/status", "never/c"), ENOENT);
+    FAILS(rename("/proc/forebay-calls-never/x", "c2"), ENOENT);
+    FAILS(link("c", "/proc/forebay-calls-never/x"), ENOENT);
+    FAILS(link("c", "/proc/version"), EEXIST);
+    FAILS(link("/proc/version", "c"), EEXIST);
+    FAILS(link("/proc/version", "never/c"), ENOENT);
+    FAILS(link("/proc/forebay-calls-never", "never/c"), ENOENT);
     FAILS(rename("none", "x"), ENOENT);
     int fd = mkstemp(template);
     CHECK(fd >= 0 && fstat(fd, &st) == 0 && (st.st_mode & 07777) == 0600 && exists(template) && close(fd) == 0);
