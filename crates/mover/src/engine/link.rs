@@ -19,8 +19,11 @@ const STORE_SETTINGS: &[u8] = b"trusted.forebay.store";
 /// Bytes of the longest report: a name and numbers.
 const REPORT_BYTES_MAX: usize = 384;
 
-/// Places that one pass takes.
+/// Places that one pass takes: so many that can be drained now.
 pub(super) const PLACES_MAX: usize = 20_000;
+
+/// Places that are read at most, about 300 bytes of memory each.
+pub(super) const READ_MAX: usize = 1_000_000;
 
 /// The pool.
 #[derive(Clone, Copy, Debug)]
@@ -203,17 +206,34 @@ impl Link {
         }
     }
 
-    /// All pending places, up to a bound.
+    /// All pending places, up to [`READ_MAX`].
     pub(super) fn all_pending(&self) -> Result<Vec<PendingPlace>, Code> {
+        Ok(self.pending_until(|_| 0)?.0)
+    }
+
+    /// Pending places, and true if these are all: more are read until [`PLACES_MAX`] of them count, so that places which
+    /// are not to be drained do not hide others behind them. `count` gets each place once, those of a small pool not at all.
+    pub(super) fn pending_until(
+        &self,
+        mut count: impl FnMut(&[PendingPlace]) -> usize,
+    ) -> Result<(Vec<PendingPlace>, bool), Code> {
         let mut all: Vec<PendingPlace> = Vec::new();
+        let (mut counted, mut n) = (0, 0);
         loop {
             let (parent, name) =
                 all.last().map_or((Ino(0), Vec::new()), |last| (last.parent, last.name.clone()));
             let more = self.pending(parent, &name)?;
-            if more.is_empty() || all.len() >= PLACES_MAX {
-                return Ok(all);
+            if more.is_empty() {
+                return Ok((all, true));
             }
             all.extend(more);
+            if all.len() >= PLACES_MAX {
+                n += count(&all[counted..]);
+                counted = all.len();
+            }
+            if n >= PLACES_MAX || all.len() >= READ_MAX {
+                return Ok((all, false));
+            }
         }
     }
 

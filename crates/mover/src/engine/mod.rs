@@ -80,7 +80,7 @@ use self::shared::{
     bring_forward, bytes_of, copied_by, for_programs, locked, needs_room, range_asked, range_asked_there,
     restore_there, Retry, Shared,
 };
-use self::stores::Stores;
+use self::stores::{AttachedStore, Stores};
 use crate::host::{self, Instant};
 use crate::program;
 use crate::store::Store;
@@ -402,8 +402,8 @@ fn watch(shared: &Arc<Shared>) {
         known_changes = shared.link.pending_changes().ok();
         let begun = shared.marks.begin();
         let passes = shared.stores.passes();
-        let places = match shared.link.all_pending() {
-            Ok(places) => places,
+        let places = match shared.link.pending_until(due_now(shared, is_room_needed)) {
+            Ok((places, _)) => places,
             Err(code) => {
                 tracing::debug!("cannot read the pending places: {}", code.name());
                 pace.failed(begins.elapsed());
@@ -478,6 +478,28 @@ fn by_store(shared: &Shared, places: Vec<PendingPlace>) -> HashMap<u64, Vec<Pend
         }
     }
     stores
+}
+
+/// How many of these places a pass can take now: those that wait for a request, or that failed just now, are none of them.
+fn due_now(shared: &Shared, is_full: bool) -> impl FnMut(&[PendingPlace]) -> usize + '_ {
+    let now = Instant::now();
+    let mut stores: HashMap<u64, Option<Arc<AttachedStore>>> = HashMap::new();
+    let reason = Reason { forced: false, is_full, progress: None, go_on: &|| true, gives_way: false };
+    let mut has_store_due = move |place: &PendingPlace| {
+        let store = |parent| shared.stores.of(roots::root_of(&shared.link, parent)?).ok();
+        let at = stores.entry(place.parent.0).or_insert_with(|| store(place.parent)).as_ref();
+        let due_in = |at: &Arc<AttachedStore>| drain::due_in(&shared.link, at, place, reason);
+        at.is_some_and(|at| place.intent.is_some() || due_in(at).is_some_and(|time| time.is_zero()))
+    };
+    move |places| {
+        let retries = locked(&shared.retries);
+        let waits = |place: &PendingPlace| {
+            retries.get(&(place.parent, place.name.clone())).is_some_and(|retry| retry.at > now)
+        };
+        let ready: Vec<&PendingPlace> = places.iter().filter(|place| !waits(place)).collect();
+        drop(retries);
+        ready.into_iter().filter(|place| has_store_due(place)).count()
+    }
 }
 
 /// Starts a pass over the places of each store that has none under way, if any is due. `passes` had ended before the places

@@ -14,7 +14,7 @@ use forebay_types::{
 
 use super::drain;
 use super::evict;
-use super::link::{path_in, Link, PLACES_MAX};
+use super::link::{path_in, Link};
 use super::lost;
 use super::parallel::in_few_threads;
 use super::pass::{intended, Due, Pass, Reason};
@@ -208,10 +208,16 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         let failed = |code| Error::new(code, "cannot read what is to be drained");
         below.borrow_mut().clear();
         let passes = shared.stores.passes();
-        let mut all: Vec<_> = link.all_pending().map_err(failed)?;
-        // Behind a bound may be more, at which this has not looked.
-        let is_whole = all.len() < PLACES_MAX;
         let is_copied = |place: &PendingPlace| copied.contains(&(place.parent.0, place.name.clone()));
+        let at = root.and_then(|root| shared.stores.of(root).ok());
+        let is_temporary =
+            |place: &PendingPlace| at.as_ref().is_some_and(|at| at.policy_of(link, place).is_temporary());
+        let is_to_copy = |place: &&PendingPlace| {
+            concerns(place) && !is_copied(place) && !place.conflict && !is_temporary(place)
+        };
+        let count = |places: &[PendingPlace]| places.iter().filter(is_to_copy).count();
+        // Behind a bound may be more, at which this has not looked.
+        let (mut all, is_whole) = link.pending_until(count).map_err(failed)?;
         let mut places: Vec<_> =
             all.iter().filter(|place| concerns(place) && !is_copied(place)).cloned().collect();
         let is_new = |place: &&PendingPlace| counted.insert((place.parent.0, place.name.clone()));
