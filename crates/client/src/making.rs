@@ -99,6 +99,25 @@ impl EarlyBackingFile {
     }
 }
 
+/// Why a create gives no descriptor.
+pub(crate) struct NotOpened {
+    pub(crate) code: Code,
+    /// This create made the file, and it keeps its name.
+    pub(crate) is_made: bool,
+}
+
+impl From<Code> for NotOpened {
+    fn from(code: Code) -> NotOpened {
+        NotOpened { code, is_made: false }
+    }
+}
+
+impl NotOpened {
+    fn made(code: Code) -> NotOpened {
+        NotOpened { code, is_made: true }
+    }
+}
+
 impl Pool {
     /// Creates a file and returns its descriptor. `None` if the kernel reaches the file by the path in `by_mount`.
     pub(crate) fn open_new(
@@ -108,10 +127,10 @@ impl Pool {
         flags: i32,
         (mode, exclusive, ahead): (u32, bool, bool),
         by_mount: &mut PathBuffer,
-    ) -> Result<Option<RawFd>, Code> {
+    ) -> Result<Option<RawFd>, NotOpened> {
         dir.check(self, WRITE | EXECUTE)?;
         if flags & libc::O_DIRECTORY != 0 {
-            return Err(Code::Invalid);
+            return Err(Code::Invalid.into());
         }
         let mut layout = self.layout_unless_set()?;
         if self.wishes_elsewhere(layout.as_ref()) && !self.can_open_by_mount(mode, flags, by_mount) {
@@ -136,7 +155,9 @@ impl Pool {
             let made = match self.create_file(me, &file, flags)? {
                 Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
                     Some(made) => made,
-                    None if opens_first => return self.open_by_mount(&file, mode, flags, by_mount).map(Some),
+                    None if opens_first => {
+                        return Ok(Some(self.open_by_mount(&file, mode, flags, by_mount)?))
+                    }
                     None => return Ok(None),
                 },
                 made => made,
@@ -146,7 +167,7 @@ impl Pool {
                 Made::New(entry, Err(Code::NotSupported)) if elsewhere => {
                     match self.make_far(&entry).and_then(|()| self.mount_path_of(&entry, by_mount)) {
                         Ok(()) if opens_first => {
-                            return self.open_by_mount(&file, mode, flags, by_mount).map(Some)
+                            return Ok(Some(self.open_by_mount(&file, mode, flags, by_mount)?))
                         }
                         Ok(()) => return Ok(None),
                         Err(code) => code,
@@ -154,43 +175,43 @@ impl Pool {
                 }
                 Made::Kept(entry, Code::NotSupported | Code::Stale) => {
                     // Stale if it is gone.
-                    if let Some(fd) = self.open_kept(&entry, flags)? {
+                    if let Some(fd) = self.open_kept(&entry, flags).map_err(NotOpened::made)? {
                         return Ok(Some(self.better_by_mount(&entry, fd, flags)));
                     }
-                    self.mount_path_of(&entry, by_mount)?;
+                    self.mount_path_of(&entry, by_mount).map_err(NotOpened::made)?;
                     match opens_first {
-                        true => return self.open_by_mount(&file, mode, flags, by_mount).map(Some),
+                        true => return Ok(Some(self.open_by_mount(&file, mode, flags, by_mount)?)),
                         false => return Ok(None),
                     }
                 }
-                Made::Kept(_, code) => return Err(code),
+                Made::Kept(_, code) => return Err(NotOpened::made(code)),
                 Made::New(_, Err(code)) => code,
-                Made::Old(_) if exclusive => return Err(Code::Exists),
+                Made::Old(_) if exclusive => return Err(Code::Exists.into()),
                 Made::Old(entry)
                     if entry.attr.is_symlink()
                         || self.needs_mount(&entry)
                         || self.hands_out_paced(&entry, flags) =>
                 {
-                    return Err(Code::Stale);
+                    return Err(Code::Stale.into());
                 }
                 Made::Old(entry) => {
                     return match self.open_better_by_mount(&entry, flags) {
                         Some(fd) => Ok(Some(fd)),
-                        None => self.open_entry(&entry, flags).map(Some),
+                        None => Ok(Some(self.open_entry(&entry, flags)?)),
                     }
                 }
-                Made::AsSet(_) => return Err(Code::Malformed),
+                Made::AsSet(_) => return Err(Code::Malformed.into()),
             };
             // No descriptors or no space left: a failed open leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
             if !elsewhere || attempt == PLACE_ATTEMPTS || code == Code::NotSupported {
-                return Err(code);
+                return Err(code.into());
             }
             // The node selected for the data does not answer. The next attempt uses this node, or another one if this
             // node has no target.
             layout = Some(Layout::unless_set(self.own_target()?));
         }
-        Err(Code::Io)
+        Err(Code::Io.into())
     }
 
     /// Creates the backing files of a new file that are on other nodes, so that a node that is down is detected while

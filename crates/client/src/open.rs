@@ -21,6 +21,7 @@ use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
 use crate::connection::Role;
 use crate::errno;
+use crate::making::NotOpened;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::remembered::remember_opened;
@@ -94,6 +95,11 @@ fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
 /// True if a file was marked dirty, and nothing else happened to it.
 fn is_next_epoch(before: &Entry, marked: &Entry) -> bool {
     marked.attr.is_resident() && marked.attr.epoch() == before.attr.epoch() + 1
+}
+
+/// True if the store has data of a released file: a new file may be released before its creator has opened it.
+pub(crate) fn needs_data(entry: &Entry) -> bool {
+    entry.attr.size > 0
 }
 
 pub(crate) fn close(fd: RawFd) {
@@ -182,10 +188,12 @@ impl Pool {
                         self.sees_mount(escape)?;
                     }
                     match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), escape) {
-                        Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
-                            continue
-                        }
-                        result => result.map(|fd| fd.map_or(Way::ByMount, Way::Opened)),
+                        Ok(fd) => Ok(fd.map_or(Way::ByMount, Way::Opened)),
+                        Err(NotOpened {
+                            code: Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace,
+                            is_made: false,
+                        }) if unseen => continue,
+                        Err(failed) => Err(failed.code),
                     }
                 }
                 Target::Missing(..) => return Err(Code::NotFound.into()),
@@ -352,7 +360,7 @@ impl Pool {
             return Ok(*entry);
         }
         // The mount asks for the process whose open it serves. Tools copy what their user named.
-        if reads_alone && self.recalls() && self.role() == Role::Host {
+        if reads_alone && self.recalls() && needs_data(entry) && self.role() == Role::Host {
             self.may_recall(entry.attr.ino, std::process::id())?;
         }
         self.restore_near(entry)
@@ -378,7 +386,7 @@ impl Pool {
     #[cold]
     fn restore_near(&self, entry: &Entry) -> Result<Entry, Code> {
         let ino = entry.attr.ino;
-        if !self.recalls() {
+        if !self.recalls() && needs_data(entry) {
             return Err(Code::NoAttribute);
         }
         self.placed_here(entry)?;

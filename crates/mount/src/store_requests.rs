@@ -120,7 +120,8 @@ impl FileSystem {
     pub(crate) fn check_recall(&self, rq: &Request<'_>, entry: &Entry, flags: i32) -> Result<(), Code> {
         let is_released =
             entry.attr.is_file() && entry.attr.flags & FLAG_ATTACHED != 0 && !entry.attr.is_resident();
-        match is_released && is_for_reading(flags) {
+        // A new file may be released before its creator opens it.
+        match is_released && entry.attr.size > 0 && is_for_reading(flags) {
             true => self.pool.may_recall(entry.attr.ino, process_of(rq.thread)),
             false => Ok(()),
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use forebay_client::{has_name, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping};
+use forebay_client::{has_name, Fail, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping};
 use forebay_data::BackingName;
 use forebay_types::{
     Attr, Caller, Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, TimeSet, Timestamp,
@@ -168,6 +168,27 @@ fn drain_that_commits_after_its_lease_was_broken_does_not_hide_the_write() {
     assert!(raced.has(FLAG_DIRTY), "what was copied is not what the file contains");
 }
 
+impl Raced {
+    /// A drain of the empty file `g` commits.
+    fn copied_empty(&self) {
+        let epoch = self.begin_drain_of("g");
+        let path = self.bed.store().join("g");
+        std::fs::write(&path, "").unwrap();
+        let stat = std::fs::metadata(path).unwrap();
+        let mtime = Timestamp { sec: stat.mtime(), nsec: stat.mtime_nsec() as u32 };
+        let version = StoreVersion { ino: stat.ino(), mtime, ..StoreVersion::NOTHING };
+        self.commit_of("g", epoch, version);
+        assert!(self.named("g").attr.flags & FLAG_DIRTY == 0, "the drain has committed");
+    }
+
+    /// The mover releases `g`.
+    fn releases_empty(&self) {
+        let file = self.named("g");
+        assert!(matches!(self.pool.release_leased(&file, || true), Ok(Ok(_))));
+        assert!(!self.named("g").attr.is_resident());
+    }
+}
+
 /// A file `/s/g` whose creator waits in the open of its backing file.
 struct Created {
     raced: Raced,
@@ -189,6 +210,15 @@ impl Created {
 
     /// The same with a creator that opens the file so.
     fn up_with(create: fn(&Pool, Ino) -> OwnedFd) -> Created {
+        let (raced, held) = Created::held();
+        let written = Created::start(&raced, &held, move |pool, parent| {
+            File::from(create(pool, parent)).write_all_at(b"behind", 0).unwrap();
+        });
+        Created { raced, held, written }
+    }
+
+    /// A pool whose next new file is opened once the leases are given back.
+    fn held() -> (Raced, Vec<LeasedFiles>) {
         let raced = Raced::up("first");
         let first = raced.entry();
         let numbers = (1..=64).map(|more| Ino(first.attr.ino.0 + more));
@@ -200,27 +230,27 @@ impl Created {
             drop(rustix::fs::openat(target, name.as_c_str(), flags, mode).unwrap());
             raced.pool.lease_files(&entry, LeaseKind::Read).unwrap()
         });
-        let (held, pool): (Vec<_>, _) = (held.collect(), raced.pool);
+        let held = held.collect();
+        (raced, held)
+    }
+
+    /// Runs a creator of `g`, whose result is received once it is done.
+    fn start<T: Send + 'static>(
+        raced: &Raced,
+        held: &[LeasedFiles],
+        creator: impl FnOnce(&'static Pool, Ino) -> T + Send + 'static,
+    ) -> Receiver<T> {
+        let pool = raced.pool;
         let parent = entry(pool, "s").unwrap().attr.ino;
-        let (done, written) = channel();
-        std::thread::spawn(move || {
-            File::from(create(pool, parent)).write_all_at(b"behind", 0).unwrap();
-            done.send(()).unwrap();
-        });
+        let (done, result) = channel();
+        std::thread::spawn(move || done.send(creator(pool, parent)).unwrap());
         raced.bed.wait("the creator waits", || held.iter().any(|lease| !lease.is_undisturbed()));
-        Created { raced, held, written }
+        result
     }
 
     /// A drain of the empty file commits.
     fn copied(&self) {
-        let epoch = self.raced.begin_drain_of("g");
-        let path = self.raced.bed.store().join("g");
-        std::fs::write(&path, "").unwrap();
-        let stat = std::fs::metadata(path).unwrap();
-        let mtime = Timestamp { sec: stat.mtime(), nsec: stat.mtime_nsec() as u32 };
-        let version = StoreVersion { ino: stat.ino(), mtime, ..StoreVersion::NOTHING };
-        self.raced.commit_of("g", epoch, version);
-        assert!(self.raced.named("g").attr.flags & FLAG_DIRTY == 0, "the drain has committed");
+        self.raced.copied_empty();
     }
 
     /// The creator goes on. What it writes is not lost.
@@ -245,10 +275,45 @@ fn drain_that_commits_before_a_new_file_is_open_does_not_hide_what_its_creator_w
 fn release_of_a_new_file_that_is_not_open_yet_does_not_lose_what_its_creator_writes() {
     let created = Created::up();
     created.copied();
-    let (raced, file) = (&created.raced, created.raced.named("g"));
-    assert!(matches!(raced.pool.release_leased(&file, || true), Ok(Ok(_))));
-    assert!(!raced.named("g").attr.is_resident());
+    created.raced.releases_empty();
     created.ends_whole();
+}
+
+/// Creates `g` by an open with these flags.
+fn creates(pool: &Pool, flags: OFlags) -> Result<OwnedFd, Option<Code>> {
+    let at = Place { dir: Ino::ROOT, path: b"s/g" };
+    let flags = OFlags::CREATE | OFlags::EXCL | flags;
+    match pool.open(at, flags.bits() as i32, 0o644, &mut PathBuffer::new()) {
+        // SAFETY: the descriptor is new and ours.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(Fail::Code(code)) => Err(Some(code)),
+        Err(Fail::Escape) => Err(None),
+    }
+}
+
+#[test]
+fn exclusive_create_of_a_file_that_cannot_be_restored_says_why() {
+    let (raced, held) = Created::held();
+    // No mover has the file restored.
+    let mover = raced.bed.status()["mover"]["pid"].as_i64().unwrap() as i32;
+    let mover = rustix::process::Pid::from_raw(mover).unwrap();
+    rustix::process::kill_process(mover, rustix::process::Signal::STOP).unwrap();
+    let created = Created::start(&raced, &held, |pool, _| creates(pool, OFlags::RDWR).map(|_| ()));
+    raced.copied_empty();
+    raced.releases_empty();
+    drop(held);
+    let ino = raced.named("g").attr.ino;
+    let until = Instant::now() + Duration::from_secs(20);
+    let failed = loop {
+        let request = Request::StoreFailed { ino, code: Code::NoSpace as u16 };
+        raced.pool.request(&request, |_| Ok(())).unwrap();
+        match created.recv_timeout(Duration::from_millis(20)) {
+            Ok(failed) => break failed,
+            Err(_) => assert!(Instant::now() < until, "the creator still waits"),
+        }
+    };
+    rustix::process::kill_process(mover, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(failed, Err(Some(Code::NoSpace)));
 }
 
 /// As if a mover found no program that has the file open, when it has been restored for its creator. Returns how often.
