@@ -7,7 +7,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_sys::wait::{self, Count, Learnt};
-use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::limits::{
+    BACKING_AHEAD, CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS,
+};
 use forebay_types::{is_for_data, may_change, Ino};
 
 use crate::doorbell::Doorbell;
@@ -29,6 +31,10 @@ const SLEEP_SHORT_NS: u64 = 100_000;
 const YIELDS_MS: u64 = 10;
 /// Spins between two yields.
 const SPINS_PER_YIELD: u32 = 64;
+/// Beside more requests of the process than these, who waits for data sleeps at once. These are those of one call, so
+/// several threads wait: what counts is no longer when one of them goes on, and their spins would take processors from the
+/// daemons that serve them.
+const SPINS_BESIDE: usize = BACKING_AHEAD;
 
 /// Why a call has no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +115,7 @@ impl Ring {
     pub fn claim(&self, alive: &dyn Fn() -> bool) -> Result<Claim<'_>, CallFailure> {
         let begun_ns = now_ns();
         let slot = self.claim_slot(alive).ok_or(CallFailure::Gone)?;
-        Ok(Claim { ring: self, slot, posted: Cell::new(false), changes: Cell::new(false), begun_ns })
+        Ok(Claim::new(self, slot, begun_ns))
     }
 
     /// Frees slots of calls that were given up and are answered by now.
@@ -140,15 +146,7 @@ impl Ring {
             let slot = (!claimed).trailing_zeros() as usize;
             let with = claimed | 1 << slot;
             match self.claimed.compare_exchange_weak(claimed, with, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => {
-                    return Some(Claim {
-                        ring: self,
-                        slot,
-                        posted: Cell::new(false),
-                        changes: Cell::new(false),
-                        begun_ns: now_ns(),
-                    })
-                }
+                Ok(_) => return Some(Claim::new(self, slot, now_ns())),
                 Err(now) => claimed = now,
             }
         }
@@ -197,12 +195,19 @@ impl Ring {
         }
     }
 
-    /// Waits for the reply: spins for as long as that has paid lately, then sleeps. False when the daemon is gone.
+    /// Waits for the reply: if it `may_spin`, for as long as that has paid lately, and then asleep. False when the daemon is
+    /// gone.
     ///
     /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer
     /// spin, and cost the daemon a system call.
-    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, begun_ns: u64, until_ns: u64) -> bool {
-        let spins = if is_simulated() { 0 } else { self.spins.get() };
+    fn wait(
+        &self,
+        state: &AtomicU32,
+        alive: &dyn Fn() -> bool,
+        (begun_ns, until_ns): (u64, u64),
+        may_spin: bool,
+    ) -> bool {
+        let spins = if is_simulated() || !may_spin { 0 } else { self.spins.get() };
         // It yields too, as the daemon may want this very processor.
         let is_done = || (state.load(Ordering::Acquire) == DONE).then_some(());
         if wait::look(&mut Count::new(spins as u32, SPINS_PER_YIELD), is_done).is_some() {
@@ -223,6 +228,7 @@ impl Ring {
             let now = now_ns();
             if state.load(Ordering::Acquire) == DONE {
                 match now.saturating_sub(slept_from) < SLEEP_SHORT_NS {
+                    _ if !may_spin => {}
                     true => self.spins.lengthen(),
                     false => self.spins.shorten(spins),
                 }
@@ -249,11 +255,23 @@ pub struct Claim<'r> {
     posted: Cell<bool>,
     /// What was posted may change the shard.
     changes: Cell<bool>,
+    /// What was posted is a request for data.
+    is_for_data: Cell<bool>,
     /// When the call began, which may have waited for a slot.
     begun_ns: u64,
 }
 
-impl Claim<'_> {
+impl<'r> Claim<'r> {
+    fn new(ring: &'r Ring, slot: usize, begun_ns: u64) -> Claim<'r> {
+        let (posted, changes, is_for_data) = (Cell::new(false), Cell::new(false), Cell::new(false));
+        Claim { ring, slot, posted, changes, is_for_data, begun_ns }
+    }
+
+    /// True if spinning for the reply may pay.
+    fn may_spin(&self) -> bool {
+        !self.is_for_data.get() || self.ring.in_progress() <= SPINS_BESIDE
+    }
+
     /// The number that was kept for this slot's next request; 0 when none was.
     pub fn kept(&self) -> u64 {
         self.ring.kept[self.slot].load(Ordering::Relaxed)
@@ -299,7 +317,8 @@ impl Claim<'_> {
         ring.mapping.word64(at + SEQ_OFFSET).store(seq, Ordering::Relaxed);
         ring.mapping.word32(at).store(REQUESTED, Ordering::Release);
         ring.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
-        match request.first().is_some_and(|number| is_for_data(*number)) {
+        self.is_for_data.set(request.first().is_some_and(|number| is_for_data(*number)));
+        match self.is_for_data.get() {
             true => ring.doorbell.ring_for_data(),
             false => ring.doorbell.ring(),
         }
@@ -332,7 +351,8 @@ impl Claim<'_> {
     ) -> Result<T, CallFailure> {
         assert!(reply.len() <= MESSAGE_BYTES_MAX);
         let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
-        if !self.ring.wait(mapping.word32(at), alive, self.begun_ns, until_ns) {
+        let times = (self.begun_ns, until_ns);
+        if !self.ring.wait(mapping.word32(at), alive, times, self.may_spin()) {
             return Err(CallFailure::Gone);
         }
         self.posted.set(false);
@@ -357,5 +377,44 @@ impl Drop for Claim<'_> {
             return;
         }
         self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::ServedRing;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn who_waits_for_data_beside_the_requests_of_other_calls_does_not_spin() {
+        let ((ring_fd, served), (doorbell_fd, _doorbell)) =
+            (ServedRing::create().unwrap(), Doorbell::create().unwrap());
+        let ring = Ring::open(ring_fd.as_fd(), doorbell_fd.as_fd()).unwrap();
+        let request = |for_data| [(0..=u8::MAX).find(|number| is_for_data(*number) == for_data).unwrap()];
+        let claim = |for_data| {
+            let claim = ring.claim(&|| true).unwrap();
+            assert_eq!(claim.post(&request(for_data)), None);
+            claim
+        };
+        let mut of_one_call: Vec<Claim<'_>> = (0..SPINS_BESIDE).map(|_| claim(true)).collect();
+        assert!(of_one_call.iter().all(Claim::may_spin));
+        let of_another = [claim(true), claim(false)];
+        assert!(!of_one_call.iter().any(Claim::may_spin));
+        assert_eq!(of_another.each_ref().map(Claim::may_spin), [false, true]);
+        // What was slept through without a spin says nothing of spins.
+        let spins = ring.spins.get();
+        let last = of_one_call.pop().unwrap();
+        let (slot, state) = (last.slot, ring.mapping.word32(slot_offset(last.slot)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while state.load(Ordering::Acquire) != SLEEPING {
+                    std::thread::yield_now();
+                }
+                served.answer(slot, b"1");
+            });
+            last.finish(&mut [0; 8], &|| true, |reply, _| assert_eq!(reply, b"1")).unwrap();
+        });
+        assert_eq!(ring.spins.get(), spins);
     }
 }
