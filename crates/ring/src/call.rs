@@ -4,12 +4,10 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use forebay_sys::wait::{self, Count, Learnt};
-use forebay_types::limits::{
-    BACKING_AHEAD, CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS,
-};
+use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{is_for_data, may_change, Ino};
 
 use crate::doorbell::Doorbell;
@@ -31,10 +29,6 @@ const SLEEP_SHORT_NS: u64 = 100_000;
 const YIELDS_MS: u64 = 10;
 /// Spins between two yields.
 const SPINS_PER_YIELD: u32 = 64;
-/// Beside more requests of the process than these, who waits for data sleeps at once. These are those of one call, so
-/// several threads wait: what counts is no longer when one of them goes on, and their spins would take processors from the
-/// daemons that serve them.
-const SPINS_BESIDE: usize = BACKING_AHEAD;
 
 /// Why a call has no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +65,17 @@ pub struct Ring {
     owed: [(AtomicU64, AtomicU32); RING_SLOTS],
     /// How long spinning has paid of late.
     spins: Learnt,
+    /// Threads that wait for data.
+    data_waits: AtomicUsize,
+}
+
+/// A thread waits for data, until this is dropped.
+struct DataWait<'r>(&'r AtomicUsize);
+
+impl Drop for DataWait<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Ring {
@@ -85,6 +90,7 @@ impl Ring {
             kept: [const { AtomicU64::new(0) }; RING_SLOTS],
             owed: [const { (AtomicU64::new(0), AtomicU32::new(0)) }; RING_SLOTS],
             spins: Learnt::new(SPINS_MAX, SPINS_MIN, SPINS_MIN),
+            data_waits: AtomicUsize::new(0),
         })
     }
 
@@ -267,9 +273,16 @@ impl<'r> Claim<'r> {
         Claim { ring, slot, posted, changes, is_for_data, begun_ns }
     }
 
-    /// True if spinning for the reply may pay.
-    fn may_spin(&self) -> bool {
-        !self.is_for_data.get() || self.ring.in_progress() <= SPINS_BESIDE
+    /// Begins to wait. Who waits for data while another thread does sleeps at once: what counts then is no longer when one of
+    /// them goes on, and their spins would take processors from the daemons that serve them. Returns whether spinning may
+    /// pay.
+    fn begin_wait(&self) -> (Option<DataWait<'r>>, bool) {
+        if !self.is_for_data.get() {
+            return (None, true);
+        }
+        let waits = &self.ring.data_waits;
+        let others = waits.fetch_add(1, Ordering::Relaxed);
+        (Some(DataWait(waits)), others == 0)
     }
 
     /// The number that was kept for this slot's next request; 0 when none was.
@@ -352,7 +365,10 @@ impl<'r> Claim<'r> {
         assert!(reply.len() <= MESSAGE_BYTES_MAX);
         let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
         let times = (self.begun_ns, until_ns);
-        if !self.ring.wait(mapping.word32(at), alive, times, self.may_spin()) {
+        let (waits, may_spin) = self.begin_wait();
+        let is_answered = self.ring.wait(mapping.word32(at), alive, times, may_spin);
+        drop(waits);
+        if !is_answered {
             return Err(CallFailure::Gone);
         }
         self.posted.set(false);
@@ -387,34 +403,38 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn who_waits_for_data_beside_the_requests_of_other_calls_does_not_spin() {
+    fn who_waits_for_data_while_another_thread_does_sleeps_at_once() {
         let ((ring_fd, served), (doorbell_fd, _doorbell)) =
             (ServedRing::create().unwrap(), Doorbell::create().unwrap());
-        let ring = Ring::open(ring_fd.as_fd(), doorbell_fd.as_fd()).unwrap();
+        let ring = &Ring::open(ring_fd.as_fd(), doorbell_fd.as_fd()).unwrap();
         let request = |for_data| [(0..=u8::MAX).find(|number| is_for_data(*number) == for_data).unwrap()];
         let claim = |for_data| {
             let claim = ring.claim(&|| true).unwrap();
             assert_eq!(claim.post(&request(for_data)), None);
             claim
         };
-        let mut of_one_call: Vec<Claim<'_>> = (0..SPINS_BESIDE).map(|_| claim(true)).collect();
-        assert!(of_one_call.iter().all(Claim::may_spin));
-        let of_another = [claim(true), claim(false)];
-        assert!(!of_one_call.iter().any(Claim::may_spin));
-        assert_eq!(of_another.each_ref().map(Claim::may_spin), [false, true]);
-        // What was slept through without a spin says nothing of spins.
-        let spins = ring.spins.get();
-        let last = of_one_call.pop().unwrap();
-        let (slot, state) = (last.slot, ring.mapping.word32(slot_offset(last.slot)));
+        let [first, second, other] = [claim(true), claim(true), claim(false)];
+        let [first_slot, second_slot] = [&first, &second].map(|claim| claim.slot);
+        let sleeps = |slot| {
+            while ring.mapping.word32(slot_offset(slot)).load(Ordering::Acquire) != SLEEPING {
+                std::thread::yield_now();
+            }
+        };
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while state.load(Ordering::Acquire) != SLEEPING {
-                    std::thread::yield_now();
-                }
-                served.answer(slot, b"1");
+            scope.spawn(move || {
+                first.finish(&mut [0; 8], &|| true, |reply, _| assert_eq!(reply, b"1")).unwrap()
             });
-            last.finish(&mut [0; 8], &|| true, |reply, _| assert_eq!(reply, b"1")).unwrap();
+            sleeps(first_slot);
+            assert_eq!([second.begin_wait().1, other.begin_wait().1], [false, true]);
+            // What was slept through without a spin says nothing of spins.
+            let spins = ring.spins.get();
+            let waits = scope.spawn(move || second.finish(&mut [0; 8], &|| true, |_, _| ()).unwrap());
+            sleeps(second_slot);
+            served.answer(second_slot, b"2");
+            waits.join().unwrap();
+            assert_eq!(ring.spins.get(), spins);
+            served.answer(first_slot, b"1");
         });
-        assert_eq!(ring.spins.get(), spins);
+        assert!(claim(true).begin_wait().1, "nobody waits any more");
     }
 }
