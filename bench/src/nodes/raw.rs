@@ -18,10 +18,18 @@ use forebay_wire::{Memory, Message, Secret, Stamp};
 use super::hosts::Hosts;
 use crate::systems::said;
 
-/// The memory of the server, to and from which one transfer at a time goes at following places, as in a volume of that size.
-const WINDOW: usize = 256 << 20;
-/// Transfers at a time, where there are several.
+/// The memory of the server, over which one transfer at a time goes, as calls on a volume go over as much of it.
+pub(super) const WINDOW: usize = 64 << 20;
+/// The same for several at a time, each of which has a place of its own, and the memory of the requester.
+pub(super) const DEEP_WINDOW: usize = 128 << 20;
+/// Transfers at a time, where there are several, as far as there is memory.
 pub(super) const DEPTH: usize = 16;
+
+/// How many blocks of so many bytes are in progress at a time, where there are several.
+pub(super) fn depth_of(block: usize) -> usize {
+    DEPTH.min(DEEP_WINDOW / block).max(1)
+}
+
 const SECONDS: f64 = 0.5;
 const WAIT: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum Kind {
     /// Transfers, one at a time; the number is their length in bytes.
     Memory,
-    /// The same, [`DEPTH`] at a time.
+    /// The same, several at a time ([`depth_of`]).
     Deep,
     /// Calls; the number is that of the requesters.
     Calls,
@@ -111,8 +119,8 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
     match Kind::of(kind)? {
         Kind::Memory | Kind::Deep => {
             let mut end = endpoint(host)?;
-            let region = Arc::new(Region::new(WINDOW).map_err(code("memory"))?);
-            region.write_at(0, &vec![1; WINDOW]).map_err(code("memory"))?;
+            let region = Arc::new(Region::new(DEEP_WINDOW).map_err(code("memory"))?);
+            region.write_at(0, &vec![1; DEEP_WINDOW]).map_err(code("memory"))?;
             let memory = end.register(region, Access::BOTH).map_err(code("registering"))?.remote;
             println!("{} {} {}", hex(end.address()), memory.address, memory.key);
             loop {
@@ -147,7 +155,7 @@ pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
     let (count, address) = (number(count)? as usize, unhex(address)?);
     match Kind::of(kind)? {
         kind @ (Kind::Memory | Kind::Deep) => {
-            let depth = if kind == Kind::Deep { DEPTH } else { 1 };
+            let depth = if kind == Kind::Deep { depth_of(count) } else { 1 };
             let remote = Memory { address: number(memory)?, key: number(key)? };
             let rates = transfers(&mut endpoint(host)?, &address, remote, count, depth)?;
             Ok(serde_json::json!({ "read": rates[0], "write": rates[1] }).to_string())
@@ -170,38 +178,40 @@ fn transfers(
     let peer = end.connect(address).map_err(code("an address"))?;
     let region = Arc::new(Region::new(depth * bytes).map_err(code("memory"))?);
     region.write_at(0, &vec![2; depth * bytes]).map_err(code("memory"))?;
-    // One at a time goes over all of the server's memory.
-    let places = if depth == 1 { (WINDOW / bytes).max(1) } else { depth };
-    let mut place = 0;
+    // One at a time goes over the server's memory.
+    let (places, mut alone) = ((WINDOW / bytes).max(1), 0);
     let local = end.register(region, Access::LOCAL).map_err(code("registering"))?.local;
     let mut rates = [0.0; 2];
     for (rate, direction) in rates.iter_mut().zip([Direction::Read, Direction::Write]) {
-        let mut start = |end: &mut LibfabricEndpoint| {
-            place = (place + 1) % places;
+        let mut start = |end: &mut LibfabricEndpoint, slot: usize| {
+            alone = (alone + 1) % places;
+            let place = if depth == 1 { alone } else { slot };
             let remote = Memory { address: remote.address + (place * bytes) as u64, key: remote.key };
-            let transfer = Transfer { direction, local, local_offset: place % depth * bytes, remote, bytes };
+            let transfer = Transfer { direction, local, local_offset: slot * bytes, remote, bytes };
             let deadline = end.now() + TIMEOUT;
-            end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))
+            end.transfer(peer, &transfer, slot as u64, deadline).map_err(code("a transfer"))
         };
         // As many as one round has; further ones begin as those end.
         let mut rounds = |least: usize, seconds: f64| -> Result<usize, String> {
-            (0..depth).try_for_each(|_| start(end).map(drop))?;
+            (0..depth).try_for_each(|slot| start(end, slot))?;
             let (started, mut ended, mut running) = (Instant::now(), 0, depth);
+            let mut now = Vec::with_capacity(depth);
             while running > 0 {
-                let (mut now, mut failed) = (0, None);
+                let mut failed = None;
+                now.clear();
                 let told = end.progress(&mut |event| match event {
-                    Event::Done { .. } => now += 1,
+                    Event::Done { token } => now.push(token as usize),
                     Event::Failed { why, .. } => failed = Some(why.to_owned()),
                     Event::Received { .. } => {}
                 });
                 if let Some(why) = failed {
                     return Err(why);
                 }
-                ended += now;
-                running -= now;
+                ended += now.len();
+                running -= now.len();
                 if ended < least || started.elapsed().as_secs_f64() < seconds {
-                    (0..now).try_for_each(|_| start(end).map(drop))?;
-                    running += now;
+                    now.iter().try_for_each(|slot| start(end, *slot))?;
+                    running += now.len();
                 }
                 if told == 0 {
                     end.wait(WAIT);

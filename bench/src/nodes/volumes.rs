@@ -19,9 +19,9 @@ use crate::systems::{said, Pool};
 
 const CAPACITY_BYTES: u64 = 512 << 20;
 /// Bytes of the volume.
-const VOLUME_BYTES: usize = 128 << 20;
+const VOLUME_BYTES: usize = raw::DEEP_WINDOW;
 /// Bytes that copies walk through: small ones stay in the processor's cache, large ones do not.
-const WINDOWS: [usize; 2] = [1 << 20, 64 << 20];
+const WINDOWS: [usize; 2] = [1 << 20, raw::WINDOW];
 const SMALL: [usize; 2] = [8, 64];
 const LARGE: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// The calls of which those that touch a mapping for the first time are measured, too.
@@ -40,8 +40,8 @@ const BATCH_NS: f64 = 5e6;
 /// Batches of each kind of call; a sample is their median.
 const BATCHES: usize = 15;
 /// Seconds for which several calls at a time are kept in progress, and how often.
-const DEEP_SECONDS: f64 = 0.1;
-const DEEP_ROUNDS: usize = 5;
+const DEEP_SECONDS: f64 = 0.25;
+const DEEP_ROUNDS: usize = 3;
 /// How much longer a small put may take than a copy by the processor.
 const SMALL_NS: f64 = 100.0;
 const MEMORY: &str = "memcpy";
@@ -170,7 +170,7 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                     let ours = rate(&told, &format!("{kind} {memory}"))?;
                     rates.add(&label, column, block as f64 / ours, ratio(at_least));
                 }
-                let deep = format!("{kind}, {}, {DEPTH} at a time", block_name(block));
+                let deep = format!("{kind}, {}, {} at a time", block_name(block), raw::depth_of(block));
                 rates.add(&deep, 0, block as f64 / rate(&told, &format!("{kind} {DEPTH}"))?, ratio(at_least));
                 rates.add(&deep, 1, rate(&deep_raw, transfer)?, Vec::new);
                 let allocated = rate(&told, &format!("{kind} {DEPTH} {ALLOCATED}"))?;
@@ -460,7 +460,7 @@ pub(crate) fn drive_far(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
         window,
     )?;
     // As many as fit in the volume.
-    let depth = DEPTH.min(VOLUME_BYTES / block);
+    let depth = raw::depth_of(block);
     let (mut out, mut back) = (vec![3u8; depth * block], vec![0u8; depth * block]);
     let (mut from, mut to) = (library.allocate(depth * block)?, library.allocate(depth * block)?);
     from.bytes().fill(5);

@@ -90,7 +90,7 @@ fn part_bytes(range: f64) -> f64 {
 /// How the accesses of several processes come one after the other, where that is chance.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As they mostly do.
+    /// As the prediction takes them to come.
     Usual,
     /// That of the file: as many as possible begin where the one before has ended.
     OfTheFile,

@@ -386,6 +386,9 @@ fn interval_holds_the_best_and_the_worst_order_of_ranks_at_a_disk() {
     // A call of two ranks that begins where the one before has ended: both blocks follow, or none does.
     let two = Pattern { ranks: 2, aggregators: 2, access: Access::Sequential, is_continued: true, ..here };
     assert_eq!(ends(&two), [2.0, 2.0, 16.0]);
+    // Through an aggregator each, the next blocks are the same.
+    let Estimate { low, value, high, .. } = predict(&two, &disk).collective;
+    assert!(high - low > 13.9e6 && low < value && value < high, "{low} {value} {high}");
     // Both read the range from the first run to the last: one of them begins where the arm is.
     let sieved = Pattern { run_bytes: 4096, gap_bytes: 4096, access: Access::Strided, writes: false, ..two };
     assert_eq!(ends(&sieved).map(f64::round), [9.0, 9.0, 16.0]);

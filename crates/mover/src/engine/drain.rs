@@ -264,7 +264,7 @@ fn make_new_directories(
     // One is made by the calls of any other.
     while new.len() > 1 && !stores.is_stopping() {
         let made = in_parallel(&at.store, &new, |_, place| {
-            let _naming = turns.take(&place.parent);
+            let _naming = at.store.has_slow_names().then(|| turns.take(&place.parent));
             let mut own = Reconciler::new(link, stores, at);
             let next = own.reconcile(place, false);
             (next, own.has_unrecorded)
@@ -325,7 +325,7 @@ fn ends(shared: &Shared, at: &AttachedStore, reason: Reason<'_>) -> bool {
     is_cancelled(shared, reason) || reason.gives_way && at.is_claimed()
 }
 
-/// Uploads files of this node: small ones in batches, [`BATCHES_AT_ONCE`] at a time, and large ones beside them, those
+/// Uploads files of this node: small ones in batches, some at a time, and large ones beside them, those
 /// first that have waited longest, as many at a time as the store takes such calls.
 pub(super) fn upload_here(
     shared: &Shared,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// So many that one waits for the lock while another makes its name, a third looks at its temporary, and a fourth removes
-/// its own elsewhere. No more than a store gets calls at first: its limit learns nothing from calls that wait for a lock.
+/// its own elsewhere. No more: the limit of calls learns nothing from calls that wait for a lock.
 const AT_A_TIME: usize = 4;
 
 /// Turns of the directories of one pass, each of which is known by a `D`.

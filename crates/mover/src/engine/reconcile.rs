@@ -460,13 +460,22 @@ impl<'a> Reconciler<'a> {
         let attributes = attributes_of(self.link, entry)?;
         let kind = entry.attr.kind();
         if kind == Kind::Directory {
+            let was_begun = place.placed.is_none() && place.intent == Some(StoreVersion::A_DIRECTORY);
             if !self.intend(place, StoreVersion::A_DIRECTORY)? {
                 return Ok(Next::Later);
             }
-            return match self.store().make_directory(path, &attributes)? {
-                Outcome::Done(object) => {
+            let made = match self.store().make_directory(path, &attributes)? {
+                // A mover that died may have made it, and not have come to its attributes.
+                Outcome::Done(object) if was_begun && self.is_unfinished(&object, &attributes) => {
+                    self.store().set_attributes(path, &object.version, &attributes)?
+                }
+                Outcome::Done(object) => Outcome::Done(object.version),
+                Outcome::Conflict(found) => Outcome::Conflict(found),
+            };
+            return match made {
+                Outcome::Done(version) => {
                     self.directories.remove(&ino.0);
-                    self.publish(place, ino, object.version, path)
+                    self.publish(place, ino, version, path)
                 }
                 Outcome::Conflict(found) => {
                     self.conflict(place, path, found.as_deref()).map(|()| Next::Later)
@@ -581,6 +590,13 @@ impl<'a> Reconciler<'a> {
             Outcome::Done(version) => record(version, place.changes),
             Outcome::Conflict(found) => self.conflict(place, path, found.as_deref()).map(|()| Next::Later),
         }
+    }
+
+    /// True if a new directory, of which it is not known whether it was finished, may lack attributes. Not if it belongs to
+    /// somebody else: then another program has made it.
+    fn is_unfinished(&self, found: &Object, wanted: &Attributes) -> bool {
+        let is_ours = found.uid == rustix::process::geteuid().as_raw() || wanted.uid == Some(found.uid);
+        is_ours && (wanted.xattrs.is_some() || self.differs(found, wanted, None))
     }
 
     fn differs(&self, found: &Object, wanted: &Attributes, xattrs: Option<crate::store::Xattrs>) -> bool {

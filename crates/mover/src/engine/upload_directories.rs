@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
-use crate::store::{Store, StorePath};
+use crate::store::{Store, StorePath, UPLOADS_APART_MIN};
 
 /// The directories that a store makes for a pass, removed when this is dropped at the latest.
 pub(super) struct UploadDirectories<'a> {
@@ -43,7 +43,7 @@ impl<'a> UploadDirectories<'a> {
         if store.has_slow_names() {
             wanted.for_each(|directory| *uploads.entry(directory).or_default() += 1);
         }
-        let several = uploads.into_iter().filter(|(_, files)| *files > 1);
+        let several = uploads.into_iter().filter(|(_, files)| *files >= UPLOADS_APART_MIN);
         let apart = several.map(|(path, uploads)| {
             let (left, begun) = (AtomicUsize::new(uploads), AtomicUsize::new(0));
             (path.clone(), Apart { uploads, left, begun, made: OnceLock::new() })

@@ -55,6 +55,9 @@ pub use url::{StorePlace, StoreUrl};
 
 /// A backing store. See the module for the rules.
 ///
+/// Uploads into one directory for which directories for their temporaries pay ([`Store::make_upload_directories`]).
+pub const UPLOADS_APART_MIN: usize = 16;
+
 /// Every call may fail with a transient error ([`StoreError::is_transient`]), [`Code::Io`](forebay_types::Code::Io) or
 /// [`Code::AccessDenied`](forebay_types::Code::AccessDenied); calls that write also with
 /// [`Code::NoSpace`](forebay_types::Code::NoSpace) and [`Code::ReadOnly`](forebay_types::Code::ReadOnly). A parent

@@ -6,7 +6,7 @@
 //! | `.forebay-<mover>-<number>.<marks>.was.<name>` | what was at `<name>` and is being compared | see below |
 //! | `.forebay-<mover>-<number>.<marks>.new.<name>` | an upload that is changing places with what is at `<name>` | the same |
 //! | `.forebay-<mover>-<number>.<marks>.was/<name>` | the same, for long names; `.new/` too | the same |
-//! | `.forebay-<mover>-<number>.uploads/` | uploads of one batch | removed, with what is in it |
+//! | `.forebay-<mover>-<number>.uploads/` | uploads of one pass  | removed, with what is in it |
 //!
 //! The marks ([`Marks`]) are hashes of the expected version and of one that nothing needs. So a sweep knows what a dead
 //! mover left: the spare version is removed; anything else goes back to its name if that is free; if it is not, the

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::fs::{File, FileTimes};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -186,6 +186,32 @@ impl Raced {
         let file = self.named("g");
         assert!(matches!(self.pool.release_leased(&file, || true), Ok(Ok(_))));
         assert!(!self.named("g").attr.is_resident());
+    }
+}
+
+#[test]
+fn directory_that_a_killed_mover_made_without_its_attributes_gets_them() {
+    let raced = Raced::up("first");
+    raced.bed.sh("umask 022; mkdir /forebay/s/d /forebay/s/e");
+    let parent = raced.place("d").parent;
+    for name in ["d", "e"] {
+        let version = StoreVersion::A_DIRECTORY;
+        raced.pool.request(&Request::Intend { parent, name: name.as_bytes(), version }, |_| Ok(())).unwrap();
+    }
+    // The mover was killed between mkdir and chmod. Another program has made the other one, for itself.
+    let made = |name: &str, uid: u32| {
+        let path = raced.bed.store().join(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(&path, Some(uid), None).map(|()| path)
+    };
+    let begun = made("d", rustix::process::geteuid().as_raw()).unwrap();
+    let foreign = made("e", 12345).ok();
+    assert_eq!(raced.bed.pool_verb(&["sync", "-r", "/s"]).status.code(), Some(0));
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!(mode(&begun), 0o755);
+    if let Some(foreign) = foreign {
+        assert_eq!(mode(&foreign), 0o700);
     }
 }
 

@@ -5,7 +5,7 @@
 //! is halved when the store says that it is busy. A unit of work is a call or [`CALL_BYTES`] bytes; calls of different
 //! sorts take different times, so each sort has a least time of its own. At first the limit doubles with each window, as
 //! in TCP's slow start: a store that answers after 30 ms would have been drained before a limit that grows by one mattered.
-//! Where a window of so few calls takes long, as uploads of many calls to a distant server do, the limit grows fourfold.
+//! Where its calls take long, as uploads of many calls to a distant server do, the limit grows fourfold.
 //!
 //! Calls that write leave half of the limit to calls that read while such wait, because programs may wait for them: many
 //! stores move bytes both ways at once, and a long upload keeps its turn for seconds. Calls that read leave a quarter.
@@ -33,10 +33,10 @@ const GROWTH: f64 = 1.05;
 /// The same while the limit doubles. Files of 4 KiB and of 64 KiB take different times by the unit where each write is a
 /// call, so a window of the former makes the next one look slow.
 const STARTING_GROWTH: f64 = 1.4;
-/// By how much the limit grows at first, and the same after a window that took at least [`LONG_WINDOW`].
+/// By how much the limit grows at first, and the same after a window whose calls took at least [`LONG_CALL`] each.
 const START: f64 = 2.0;
 const START_LONG: f64 = 4.0;
-const LONG_WINDOW: Duration = Duration::from_millis(200);
+const LONG_CALL: Duration = Duration::from_millis(200);
 /// The first limit of a store that is known to be distant, of the least one.
 const DISTANT: usize = 4;
 /// By how much the least time seen rises in each window, so that a store that became slower is learnt.
@@ -305,8 +305,8 @@ impl State {
 
     fn adapt(&mut self, limits: GateLimits) {
         let window = std::mem::replace(&mut self.window, Window::new());
-        let took = window.started.elapsed();
-        let throughput = window.work.iter().sum::<f64>() / took.as_secs_f64().max(1e-6);
+        let throughput = window.work.iter().sum::<f64>() / window.started.elapsed().as_secs_f64().max(1e-6);
+        let call_s = window.time.iter().sum::<f64>() / f64::from(window.calls.max(1));
         let (mut time, mut least) = (0.0, 0.0);
         for sort in 0..SORTS {
             let work = window.work[sort];
@@ -323,7 +323,7 @@ impl State {
         self.is_starting &=
             !window.was_busy && (!window.was_full || slowness <= ROOM || growth >= STARTING_GROWTH);
         self.limit = match self.is_starting && window.was_full {
-            true if took >= LONG_WINDOW => START_LONG * self.limit,
+            true if call_s >= LONG_CALL.as_secs_f64() => START_LONG * self.limit,
             true => START * self.limit,
             false => next_limit(self.limit, &window, growth, slowness),
         };
@@ -386,16 +386,21 @@ mod tests {
     }
 
     #[test]
-    fn limit_grows_fourfold_while_windows_take_long() {
-        let gate = Gate::new(GateLimits { least: 2, most: 64, ..GateLimits::default() });
+    fn limit_grows_fourfold_while_calls_take_long_and_not_after_a_pause() {
+        let limits = GateLimits { least: 2, most: 64, ..GateLimits::default() };
+        let idle = Gate::new(limits);
+        std::thread::sleep(LONG_CALL);
+        drive_of(Sort::Name, &idle, 3, 1, || std::thread::sleep(LONG_CALL / 10));
+        assert_eq!(idle.limit(), 4);
+        let gate = Gate::new(limits);
         assert!(!gate.takes_at_least(Duration::ZERO), "no window has ended");
         // More calls than the limit: a window that was full.
-        drive_of(Sort::Name, &gate, 3, 1, || std::thread::sleep(LONG_WINDOW));
+        drive_of(Sort::Name, &gate, 3, 1, || std::thread::sleep(LONG_CALL));
         assert_eq!(gate.limit(), 8);
         let distant = Gate::new(GateLimits { least: 2, most: 6, ..GateLimits::default() });
         distant.begin_distant();
         assert_eq!(distant.limit(), 6);
-        assert!(gate.takes_at_least(LONG_WINDOW) && !gate.takes_at_least(2 * LONG_WINDOW));
+        assert!(gate.takes_at_least(LONG_CALL) && !gate.takes_at_least(2 * LONG_CALL));
     }
 
     #[test]

@@ -17,17 +17,16 @@ use super::names::{remove_directory, unlink};
 use super::resolve::At;
 use super::PosixStore;
 use crate::store::source::retried;
-use crate::store::StorePath;
+use crate::store::{StorePath, UPLOADS_APART_MIN};
 
-/// Uploads for which a directory of their own pays, and directories at a time, at least and at most. A temporary is made
+/// Directories at a time, at least and at most. A temporary is made
 /// and removed while the directory of the final names is locked for one call: two of them keep up with it.
-const UPLOADS_EACH: usize = 16;
 const DIRECTORIES_MIN: usize = 2;
 const DIRECTORIES_MAX: usize = 4;
 
 impl PosixStore {
     pub(super) fn make_uploads_apart(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
-        if uploads < UPLOADS_EACH || !self.names.are_slow() {
+        if uploads < UPLOADS_APART_MIN || !self.names.are_slow() {
             return Vec::new();
         }
         let Ok(parent) = self.root.directory(directory) else { return Vec::new() };
@@ -42,7 +41,7 @@ impl PosixStore {
             let _ = remove_directory(At { directory: parent, name: &name });
             None
         };
-        (0..(uploads / UPLOADS_EACH).clamp(DIRECTORIES_MIN, DIRECTORIES_MAX)).map_while(make).collect()
+        (0..(uploads / UPLOADS_APART_MIN).clamp(DIRECTORIES_MIN, DIRECTORIES_MAX)).map_while(make).collect()
     }
 
     /// Whether a file in a new directory can get a name in the directory above, and whether its inode is where it would be.
