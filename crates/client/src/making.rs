@@ -9,7 +9,7 @@ use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Repl
 
 use crate::errno;
 use crate::leased::has_arrived;
-use crate::open::{close, open_at, wanted, writes, ATTEMPTS, KERNEL_FLAGS};
+use crate::open::{close, open_at, wanted, writes, NotOpened, ATTEMPTS, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::remember_opened;
@@ -96,25 +96,6 @@ impl EarlyBackingFile {
         close(fd);
         // SAFETY: the name is NUL-terminated.
         unsafe { libc::unlinkat(target, BackingName::new(self.ino, 0, 0).as_c_str().as_ptr(), 0) == 0 }
-    }
-}
-
-/// Why a create gives no descriptor.
-pub(crate) struct NotOpened {
-    pub(crate) code: Code,
-    /// This create made the file, and it keeps its name.
-    pub(crate) is_made: bool,
-}
-
-impl From<Code> for NotOpened {
-    fn from(code: Code) -> NotOpened {
-        NotOpened { code, is_made: false }
-    }
-}
-
-impl NotOpened {
-    fn made(code: Code) -> NotOpened {
-        NotOpened { code, is_made: true }
     }
 }
 

@@ -21,7 +21,6 @@ use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, FLAG_ATTACHED};
 
 use crate::connection::Role;
 use crate::errno;
-use crate::making::NotOpened;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::remembered::remember_opened;
@@ -95,6 +94,25 @@ fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
 /// True if a file was marked dirty, and nothing else happened to it.
 fn is_next_epoch(before: &Entry, marked: &Entry) -> bool {
     marked.attr.is_resident() && marked.attr.epoch() == before.attr.epoch() + 1
+}
+
+/// Why a create gives no descriptor.
+pub(crate) struct NotOpened {
+    pub(crate) code: Code,
+    /// This create made the file, and it keeps its name.
+    pub(crate) is_made: bool,
+}
+
+impl From<Code> for NotOpened {
+    fn from(code: Code) -> NotOpened {
+        NotOpened { code, is_made: false }
+    }
+}
+
+impl NotOpened {
+    pub(crate) fn made(code: Code) -> NotOpened {
+        NotOpened { code, is_made: true }
+    }
 }
 
 /// True if the store has data of a released file: a new file may be released before its creator has opened it.
