@@ -35,7 +35,8 @@ impl Advice {
         }
     }
 
-    /// False where the intervals of both ways overlap: the calibration does not tell which is faster.
+    /// False where the intervals of both ways overlap: the calibration does not tell which is faster, or the order in which
+    /// ranks come to an arm decides.
     pub fn is_certain(&self) -> bool {
         let (c, i) = (&self.collective.time, &self.independent.time);
         c.high < i.low || i.high < c.low
