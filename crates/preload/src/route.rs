@@ -198,7 +198,7 @@ unsafe fn found_in_pool(door: Pool, place: Place, follow: bool, escape: *mut u8)
         match door.reach(place, follow, escape) {
             Ok(_) | Err(ESCAPED) => Ok(true),
             Err(failed) if failed as isize == ENOENT && place.bytes > 0 => {
-                let path = std::slice::from_raw_parts(place.path.cast::<u8>(), place.bytes as usize);
+                let path = std::slice::from_raw_parts(place.path.cast::<u8>(), place.bytes);
                 let directory = Place { bytes: above(path).len() as _, ..place };
                 match door.reach(directory, true, escape) {
                     Ok(_) | Err(ESCAPED) => Ok(false),

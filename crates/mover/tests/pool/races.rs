@@ -253,8 +253,17 @@ impl Created {
             let name = BackingName::new(ino, 0, 0);
             let target = raced.pool.target_directories()[0];
             let (flags, mode) = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, Mode::RWXU);
-            drop(rustix::fs::openat(target, name.as_c_str(), flags, mode).unwrap());
-            raced.pool.lease_files(&entry, LeaseKind::Read).unwrap()
+            drop(rustix::fs::openat(target, name.as_c_str(), flags | OFlags::CLOEXEC, mode).unwrap());
+            let mut lease = None;
+            // A child that another test starts at this moment has the descriptor until it runs its program.
+            raced.bed.wait("nobody has the file open", || {
+                match raced.pool.lease_files(&entry, LeaseKind::Read) {
+                    Ok(leased) => lease = Some(leased),
+                    Err(code) => assert_eq!(code, Code::Busy),
+                }
+                lease.is_some()
+            });
+            lease.unwrap()
         });
         let held = held.collect();
         (raced, held)
