@@ -298,7 +298,7 @@ fn finish(table: &mut Table, point: &Point) -> Result<Outcome, String> {
     row.samples[1] = row.samples[2 + 2 * outcome.better_way()].clone();
     for (way, column) in [(INDEPENDENT, 3), (COLLECTIVE, 5)] {
         row.samples[column] = vec![point.predicted.times[way] * 1e3];
-        // The median of a time and its ends is the time. The ends are for those who read the samples.
+        // Tables show the median of these three, which is the predicted time; the file of samples has the interval too.
         row.samples[column].extend(point.predicted.intervals[way].map(|s| s * 1e3));
     }
     Ok(outcome)

@@ -372,7 +372,7 @@ fn interval_holds_the_best_and_the_worst_order_of_ranks_at_a_disk() {
         let Prediction { independent: e, .. } = predict(p, &disk);
         [e.low, e.value, e.high].map(|ns| (ns / 1e6 * 10.0).round() / 10.0)
     };
-    // 16 accesses, of which one seeks, or all do.
+    // 16 accesses: one of them seeks in the best order, all of them in the worst.
     assert_eq!(ends(&runs), [23.0, 111.2, 128.0]);
     // With gaps behind the ranks' runs the first of each turn seeks in any order.
     assert_eq!(ends(&Pattern { gap_bytes: 7 * MIB / 8, ..runs }), [4.0 * 11.0, 111.2, 128.0]);
