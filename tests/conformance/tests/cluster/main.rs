@@ -23,7 +23,6 @@ mod targets;
 mod volume_access;
 mod volume_faults;
 mod volume_memory;
-mod volume_posted;
 mod volume_resize;
 mod volumes;
 mod watches;
