@@ -441,11 +441,9 @@ int forebay_register(forebay_pool *pool, void *memory, size_t bytes);
 int forebay_unregister(void *memory);
 
 /*
- * Asynchronous calls on volumes, executed in any order. A call that was started (0) ends with one completion in the queue
- * that it names, also if it fails; -EAGAIN: too many wait, and it was not started. The memory must stay valid, and unused,
- * until then; the volume may be closed before. `state` is passed on to the completion. Threads of the library execute the
- * calls, except long puts and gets of one piece on another node: the thread that starts one copies the bytes of a put and
- * posts it, and forebay_queue_wait copies those of a get, as long as forebay_queue_descriptor was not called.
+ * Asynchronous calls on volumes, executed by threads of the library, in any order. A call that was started (0) ends with
+ * one completion in the queue that it names, also if it fails; -EAGAIN: too many wait, and it was not started. The memory
+ * must stay valid, and unused, until then; the volume may be closed before. `state` is passed on to the completion.
  * forebay_volume_fence and forebay_volume_flush cover a call once its completion was taken.
  *
  * forebay_queue_create makes a queue. With FOREBAY_QUEUE_SPIN, forebay_queue_wait spins until a completion is there:

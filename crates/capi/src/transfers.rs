@@ -15,14 +15,13 @@ use std::os::raw::c_void;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::forebay_volume::{Access, Striped, UnderWay};
+use ::forebay_volume::{Access, Striped};
 use forebay_client::InUse;
-use forebay_sys::wait::Sleeper;
 use forebay_types::limits::{ASYNC_QUEUE_MAX, ASYNC_THREADS, BACKING_AHEAD, MOVE_BYTES_MAX};
 use forebay_types::BackingId;
 
 use crate::answer::{call, Failed};
-use crate::completion_queue::{Ended, Posted, Queue};
+use crate::completion_queue::{Ended, Queue};
 use crate::io_threads::{self, lock};
 use crate::per_process::PerProcess;
 
@@ -123,55 +122,11 @@ impl Waiting {
     }
 }
 
-/// A put or get that is posted.
-struct OnItsWay {
-    under_way: Box<dyn UnderWay>,
-    transfer: Transfer,
-}
-
-impl Posted for OnItsWay {
-    fn is_answered(&self) -> bool {
-        self.under_way.is_answered()
-    }
-
-    fn sleeper(&self) -> Sleeper<'static> {
-        self.under_way.sleeper()
-    }
-
-    fn is_lost(&self, since_ns: u64) -> bool {
-        self.under_way.is_lost(since_ns)
-    }
-
-    fn end(self: Box<Self>) -> Option<Ended> {
-        let OnItsWay { under_way, transfer } = *self;
-        let (result, state) = (under_way.finish(), transfer.state);
-        if result == Ok(false) {
-            // It was refused, and was not executed, or would have the same result again.
-            return hand_over(transfer).err().map(|failed| Ended { state, result: failed.0, was: 0 });
-        }
-        drop(transfer);
-        Some(Ended { state, result: result.map_or_else(|code| Failed::from(code).0, |_| 0), was: 0 })
-    }
-}
-
-/// Begins a put or get. It is posted, if it can be, and ended by who waits in its queue. Else an I/O thread executes it.
+/// Has an I/O thread execute a put or get.
 ///
 /// # Errors
 /// EAGAIN when too many wait, or no thread can be started: it is not executed.
 pub(crate) fn start(transfer: Transfer) -> Result<(), Failed> {
-    if transfer.queue.takes_posted() {
-        // SAFETY: see `Transfer`.
-        if let Some(under_way) = unsafe { transfer.volume.begin(&transfer.access, transfer.puts) } {
-            let queue = Arc::clone(&transfer.queue);
-            queue.post(Box::new(OnItsWay { under_way, transfer }));
-            return Ok(());
-        }
-    }
-    hand_over(transfer)
-}
-
-/// Has an I/O thread execute a put or get.
-fn hand_over(transfer: Transfer) -> Result<(), Failed> {
     let Access { offset, bytes, .. } = transfer.access;
     let Some(piece) = transfer.volume.far_piece(offset, bytes, transfer.puts) else {
         return io_threads::start(Box::new(move || {
@@ -269,7 +224,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::Condvar;
 
-    use ::forebay_volume::{memory_at, Far, FarMemory, FarRange, Mapped};
+    use ::forebay_volume::{memory_at, Far, FarRange, Mapped};
     use forebay_types::{
         target_of, AtomicOp, BackingId, Code, Ino, NodeId, PieceWord, Segment, Targets, Volume,
     };
@@ -351,10 +306,6 @@ mod tests {
             self.access(ranges, |bytes, at| unsafe {
                 bytes.as_mut_ptr().copy_from_nonoverlapping(memory_at(from, at), bytes.len());
             })
-        }
-
-        unsafe fn begin(&self, _: FarRange, _: FarMemory) -> Option<Box<dyn UnderWay>> {
-            None
         }
 
         fn discard(&self, _: BackingId, _: u64, _: u64) -> Result<(), Code> {

@@ -158,17 +158,13 @@ impl Buffers {
         node: NodeId,
         make: impl FnOnce() -> Result<Buffer, Code>,
     ) -> Option<Piece> {
-        match has < OWN {
-            true => self.piece(node, make),
-            false => self.spare(node, make),
-        }
-    }
-
-    /// A piece that other calls are unlikely to need.
-    pub(crate) fn spare(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
-        let is_spare = |buffer: &Arc<Buffer>| buffer.used.load(Ordering::Relaxed).count_ones() < SPARE_ABOVE;
-        let has_spare = self.held().buffer.as_ref().is_none_or(is_spare);
-        has_spare.then(|| self.piece(node, make)).flatten()
+        let is_spare = || {
+            self.held()
+                .buffer
+                .as_ref()
+                .is_none_or(|buffer| buffer.used.load(Ordering::Relaxed).count_ones() < SPARE_ABOVE)
+        };
+        (has < OWN || is_spare()).then(|| self.piece(node, make)).flatten()
     }
 
     /// A piece for data of a node; `make` gets the buffer if there is none. `None` if all pieces are in use, or if

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use forebay_ring::{call_clock, pause};
 use forebay_types::limits::{CALL_TIMEOUT_MS, MOVE_ABOVE_BYTES, MOVE_BYTES_MAX};
 use forebay_types::{AtomicOp, BackingId, BackingOp, Code, NodeId, PieceWord, Reply, Request};
-use forebay_volume::{Far, FarMemory, FarRange, UnderWay};
+use forebay_volume::{Far, FarRange};
 
 use crate::far_parts::{Memory, Part};
 use crate::locks::{PAUSE, PAUSE_MAX};
@@ -209,20 +209,6 @@ impl Far for FarPieces {
     unsafe fn put(&self, ranges: &[FarRange], from: *const u8) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         unsafe { self.move_all(ranges, Memory::From(from)) }
-    }
-
-    unsafe fn begin(&self, range: FarRange, memory: FarMemory) -> Option<Box<dyn UnderWay>> {
-        let FarRange { piece: id, offset, at, bytes: len } = range;
-        if len > MOVE_BYTES_MAX || at > 0 || self.check_session().is_err() {
-            return None;
-        }
-        let memory = match memory {
-            FarMemory::Into(to) => Memory::Into(to),
-            FarMemory::From(from) => Memory::From(from),
-        };
-        // SAFETY: the caller's promise.
-        let posted = unsafe { self.pool.post_part(Part { id, offset, at, len }, memory) }?;
-        Some(Box::new(posted))
     }
 
     fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code> {

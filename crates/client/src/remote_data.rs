@@ -95,7 +95,7 @@ fn lowest(again: &mut Vec<Part>, end: usize) -> Option<Part> {
 }
 
 /// The registered memory that the data of a part pass through.
-pub(crate) enum Through {
+enum Through {
     /// A piece of the process's buffer, from and to which this process copies.
     Piece(Piece),
     /// The caller's memory itself.
@@ -273,7 +273,7 @@ impl Pool {
         }
     }
 
-    pub(crate) fn new_buffer(&self, attached: &Attached) -> Result<Buffer, Code> {
+    fn new_buffer(&self, attached: &Attached) -> Result<Buffer, Code> {
         let (mapping, number) = self.address().buffer(attached.reply.session, BUFFER_BYTES)?;
         Ok(Buffer::new(mapping, number))
     }
@@ -368,7 +368,7 @@ impl Pool {
 }
 
 /// False if it is unknown whether the request was executed, or still will be.
-pub(crate) fn was_answered(code: Code) -> bool {
+fn was_answered(code: Code) -> bool {
     !matches!(code, Code::Io | Code::PoolGone)
 }
 
@@ -399,7 +399,7 @@ fn data_bytes(part: &Part, through: Option<&Through>, together: Option<&Together
 ///
 /// # Safety
 /// For a write, the part's memory is readable.
-pub(crate) unsafe fn encode(
+unsafe fn encode(
     part: &Part,
     through: Option<&Through>,
     memory: Memory,
@@ -429,12 +429,7 @@ pub(crate) unsafe fn encode(
 ///
 /// # Safety
 /// For a read, the part's memory is writable.
-pub(crate) unsafe fn take(
-    part: &Part,
-    through: Option<&Through>,
-    memory: Memory,
-    reply: &[u8],
-) -> Result<usize, Code> {
+unsafe fn take(part: &Part, through: Option<&Through>, memory: Memory, reply: &[u8]) -> Result<usize, Code> {
     match (Reply::decode(reply)?, memory, through) {
         (Reply::Bytes(bytes), Memory::Into(to), None) if bytes.len() <= part.len => {
             // SAFETY: the caller's promise.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use forebay_sys::wait::{self, Count, Learnt, Sleeper};
+use forebay_sys::wait::{self, Count, Learnt};
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{is_for_data, may_change, Ino};
 
@@ -157,12 +157,6 @@ impl Ring {
             }
         }
         None
-    }
-
-    /// Claims a slot for a call that nobody waits for yet, if enough are free for those who wait.
-    pub fn claim_spare(&self) -> Option<Claim<'_>> {
-        let used = self.claimed.load(Ordering::Relaxed).count_ones() as usize;
-        (used < RING_SLOTS / 2).then(|| self.try_claim()).flatten()
     }
 
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
@@ -347,16 +341,6 @@ impl<'r> Claim<'r> {
     /// True when the reply to what was posted is there.
     pub fn is_answered(&self) -> bool {
         self.ring.mapping.word32(slot_offset(self.slot)).load(Ordering::Acquire) == DONE
-    }
-
-    /// What the thread sleeps on that takes the reply to what was posted.
-    pub fn sleeper(&self) -> Sleeper<'r> {
-        Sleeper::new(self.ring.mapping.word32(slot_offset(self.slot)), REQUESTED, SLEEPING)
-    }
-
-    /// Rings the daemon once more: a wake-up may be lost with a killed daemon, or a doorbell that a client scribbled on.
-    pub fn ring_again(&self) {
-        self.ring.doorbell.ring();
     }
 
     /// Waits for the reply to what was posted; `then` sees it before the slot is free.

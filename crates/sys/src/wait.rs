@@ -194,58 +194,9 @@ pub fn wake(word: &AtomicU32, count: i32) {
     }
 }
 
-/// A word on which a thread sleeps until another one changes it, or until a thread that has the sleeper wakes it.
-#[derive(Clone, Copy, Debug)]
-pub struct Sleeper<'a> {
-    word: &'a AtomicU32,
-    awake: u32,
-    asleep: u32,
-}
-
-impl<'a> Sleeper<'a> {
-    /// A word that is `awake` while nobody sleeps, and `asleep` while somebody may. Who gives it another value wakes the
-    /// sleeper if it was `asleep`.
-    pub fn new(word: &'a AtomicU32, awake: u32, asleep: u32) -> Sleeper<'a> {
-        Sleeper { word, awake, asleep }
-    }
-
-    /// Says that this thread will sleep. False if there is nothing to sleep for: the word has another value.
-    pub fn prepare(&self) -> bool {
-        let set = self.word.compare_exchange(self.awake, self.asleep, Ordering::AcqRel, Ordering::Acquire);
-        set.is_ok() || set == Err(self.asleep)
-    }
-
-    /// Sleeps after [`Sleeper::prepare`], at most for `timeout`. May return early.
-    pub fn sleep(&self, timeout: Duration) {
-        sleep(self.word, self.asleep, timeout);
-    }
-
-    /// Wakes who sleeps, or has prepared to.
-    pub fn wake(&self) {
-        if self.word.compare_exchange(self.asleep, self.awake, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            wake(self.word, 1);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_prepared_to_sleep_is_woken_also_before_it_sleeps_and_not_when_the_word_has_changed() {
-        let word = AtomicU32::new(1);
-        let sleeper = Sleeper::new(&word, 1, 2);
-        assert!(sleeper.prepare());
-        sleeper.wake();
-        // Would take an hour.
-        sleeper.sleep(Duration::from_secs(3600));
-        assert!(sleeper.prepare() && sleeper.prepare());
-        word.store(3, Ordering::Release);
-        assert!(!sleeper.prepare());
-        sleeper.wake();
-        assert_eq!(word.load(Ordering::Acquire), 3);
-    }
 
     #[test]
     fn look_by_count_tries_as_often_as_it_may_and_no_more_when_it_finds() {

@@ -2,8 +2,6 @@
 
 use std::fmt::Debug;
 
-use forebay_sys::wait::Sleeper;
-
 use forebay_types::{AtomicOp, BackingId, Code, PieceWord};
 
 /// A range of a piece on another node, and where its bytes are in the caller's memory.
@@ -26,35 +24,6 @@ pub fn memory_at(start: *const u8, at: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(start.expose_provenance().wrapping_add(at))
 }
 
-/// What happens to the memory of a call.
-#[derive(Clone, Copy, Debug)]
-pub enum FarMemory {
-    /// It is written: a get.
-    Into(*mut u8),
-    /// It is read: a put.
-    From(*const u8),
-}
-
-/// A put or get that is under way while its caller does something else. Nothing is executed by the dropping of it, but the
-/// memory of a get is not written any more.
-pub trait UnderWay: Debug + Send {
-    /// True if [`UnderWay::finish`] will not wait.
-    fn is_answered(&self) -> bool;
-
-    /// What to sleep on until it is answered.
-    fn sleeper(&self) -> Sleeper<'static>;
-
-    /// Sees why there is no answer yet. True if there will be none: no other call was answered since a time of the clock of
-    /// calls, in nanoseconds, for too long, or the pool is gone.
-    fn is_lost(&self, since_ns: u64) -> bool;
-
-    /// Ends a call that is answered or lost. False if it was refused, and has to be executed as any other to find out why.
-    ///
-    /// # Errors
-    /// [`Code::Io`]: it is not known whether a put was executed, or still will be.
-    fn finish(self: Box<Self>) -> Result<bool, Code>;
-}
-
 /// The way to pieces on other nodes. A call ends when all is done, or with the first error: then it is not known which
 /// ranges were moved, and an atomic operation may have been executed or not.
 pub trait Far: Debug + Send + Sync {
@@ -69,13 +38,6 @@ pub trait Far: Debug + Send + Sync {
     /// # Safety
     /// All ranges of the caller's memory are readable.
     unsafe fn put(&self, ranges: &[FarRange], from: *const u8) -> Result<(), Code>;
-
-    /// Begins to copy a range, whose memory starts at `at` behind the given one. `None` if that would have to wait first, or
-    /// is not one transfer.
-    ///
-    /// # Safety
-    /// The memory is readable or writable, as it says, until the call has ended or was dropped.
-    unsafe fn begin(&self, range: FarRange, memory: FarMemory) -> Option<Box<dyn UnderWay>>;
 
     /// Frees a range of a thin piece, which reads as zeros then.
     fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code>;

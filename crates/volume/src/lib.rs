@@ -24,7 +24,7 @@ mod specifier;
 mod striped;
 mod thin;
 
-pub use far::{memory_at, Far, FarMemory, FarRange, UnderWay};
+pub use far::{memory_at, Far, FarRange};
 pub use file::{FileFlags, VolumeFile};
 pub use mapped::{Life, Mapped};
 pub use ranges::Access;

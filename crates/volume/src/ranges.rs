@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use forebay_types::{BackingId, Code};
 
-use crate::far::{memory_at, FarMemory, FarRange, UnderWay};
+use crate::far::{memory_at, FarRange};
 use crate::mapped::Place;
 use crate::striped::Striped;
 use crate::thin;
@@ -171,22 +171,6 @@ impl Striped {
             (Place::There(piece, _), run) if bytes as u64 <= run => Some(piece),
             _ => None,
         }
-    }
-
-    /// Begins a put or get of bytes that are in one piece of another node, as [`Striped::far_piece`] says. `None` if it
-    /// cannot be under way while the caller does something else.
-    ///
-    /// # Safety
-    /// The memory is readable for a put, else writable, until the call has ended or was dropped.
-    pub unsafe fn begin(&self, call: &Access, puts: bool) -> Option<Box<dyn UnderWay>> {
-        self.check(call.offset, call.bytes as u64, puts).ok()?;
-        let (Place::There(piece, offset), _) = self.place(call.offset) else { return None };
-        let memory = match puts {
-            true => FarMemory::From(call.memory),
-            false => FarMemory::Into(call.memory),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { self.way().ok()?.begin(FarRange { piece, offset, at: 0, bytes: call.bytes }, memory) }
     }
 
     /// Executes puts of several calls at the same time, in any order.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_types::{target_of, AtomicOp, BackingId, Code, Ino, NodeId, PieceWord, Segment, Targets, Volume};
-use forebay_volume::{Far, FarMemory, FarRange, FileFlags, Life, Mapped, Striped, UnderWay, VolumeFile};
+use forebay_volume::{Far, FarRange, FileFlags, Life, Mapped, Striped, VolumeFile};
 use proptest::prelude::*;
 
 const BYTES: u64 = 1 << 20;
@@ -53,10 +53,6 @@ impl Far for Node {
         self.each(ranges, |piece, at| unsafe {
             std::ptr::copy_nonoverlapping(from.add(at), piece.as_mut_ptr(), piece.len());
         })
-    }
-
-    unsafe fn begin(&self, _: FarRange, _: FarMemory) -> Option<Box<dyn UnderWay>> {
-        None
     }
 
     fn discard(&self, piece: BackingId, offset: u64, bytes: u64) -> Result<(), Code> {
