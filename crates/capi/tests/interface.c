@@ -14,16 +14,16 @@
 #include <unistd.h>
 
 static int failures;
-#define CHECK(holds)                                              \
-    do {                                                          \
-        errno = 123;                                              \
-        if (!(holds)) {                                           \
+#define CHECK(holds)                                                     \
+    do {                                                                 \
+        errno = 123;                                                     \
+        if (!(holds)) {                                                  \
             fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #holds);  \
-            failures++;                                           \
-        } else if (errno != 123) {                                \
+            failures++;                                                  \
+        } else if (errno != 123) {                                       \
             fprintf(stderr, "%s:%d: errno moved\n", __FILE__, __LINE__); \
-            failures++;                                           \
-        }                                                         \
+            failures++;                                                  \
+        }                                                                \
     } while (0)
 
 enum { PIECES = 64, PIECE = 5000 };
