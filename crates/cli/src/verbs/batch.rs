@@ -137,8 +137,8 @@ fn hook(name: &str, words: &[String]) -> Result<String> {
 
 pub(super) fn job(arguments: JobCommand) -> Result<ExitCode> {
     match arguments.verb {
-        JobVerb::Begin { capacity, media, backing, stage_in, stage_out, hosts } => {
-            let asked = script::Asked { capacity, media, backing, stage_in, stage_out, hosts };
+        JobVerb::Begin { capacity, media, backing, policy, stage_in, stage_out, hosts } => {
+            let asked = script::Asked { capacity, media, backing, policy, stage_in, stage_out, hosts };
             match script::begin(&asked) {
                 Ok(code) => failure::put(code),
                 Err(e) => {

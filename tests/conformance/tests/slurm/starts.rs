@@ -54,7 +54,9 @@ pub(super) fn what_the_first_of_two_starts_has_left_is_kept_and_not_drained(site
     site.await_file("twice");
     let paths = site.dir().join("work/paths");
     let again = site.slurm.on_first(&format!("forebay bb hook paths {job} - {}", paths.display()));
-    assert!(again.status.success() && read(&paths).contains(&format!("FOREBAY_JOB={job}.1\n")));
+    let set = read(&paths);
+    assert!(again.status.success() && set.contains(&format!("FOREBAY_JOB={job}.1\n")), "{set}");
+    assert!(set.contains("FOREBAY_PREFIX=/forebay\n"), "{set}");
     site.mark("end-twice");
     let kept = site.dir().join(format!("kept/{job}.0"));
     site.until("what the run has left is kept", || {
