@@ -94,6 +94,9 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/share/forebay/slurm
 	install -m 644 slurm/burst_buffer.lua slurm/burst_buffer.conf slurm/forebay.toml $(DESTDIR)$(PREFIX)/share/forebay/slurm/
 	install -m 755 slurm/prolog slurm/epilog $(DESTDIR)$(PREFIX)/share/forebay/slurm/
+# slurmd and slurmctld start them with a PATH of their own, which need not have the prefix.
+	sed -i 's|exec forebay |exec $(PREFIX)/bin/forebay |; s|or "forebay"$$|or "$(PREFIX)/bin/forebay"|' \
+		$(addprefix $(DESTDIR)$(PREFIX)/share/forebay/slurm/,prolog epilog burst_buffer.lua)
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay

@@ -223,6 +223,38 @@ fn empty_path_is_refused_and_never_means_the_root() {
 }
 
 #[test]
+fn state_lists_each_place_at_which_the_store_differs() {
+    let bed = Bed::attached(&["--drain", "request", "--rule", "*.tmp=temporary"]);
+    bed.sh("cd /forebay/data; echo x >>a.txt; mkdir d; echo y >d/new; rm -r sub; echo t >x.tmp; ln -s a.txt link");
+    let listed = bed.ok(&["state", "-r", "--list", "/data"]).out;
+    for line in [
+        "dirty     /data/a.txt\n",
+        "new       /data/d\n",
+        "new       /data/d/new\n",
+        "new       /data/link\n",
+        "removed   /data/sub\n",
+        "removed   /data/sub/b.bin\n",
+        "new       /data/x.tmp  temporary: ",
+    ] {
+        assert!(listed.contains(line), "{line} is not in {listed}");
+    }
+    let below = bed.json(&["state", "-r", "--list", "--json", "/data/d"]);
+    assert_eq!(
+        (below.as_array().unwrap().len(), below[0]["path"].as_str()),
+        (1, Some("/data/d/new")),
+        "{below}"
+    );
+    let link = bed.json(&["state", "-r", "--list", "--json", "/"]);
+    let link = link.as_array().unwrap().iter().find(|place| place["kind"] == "symlink").unwrap();
+    assert_eq!(link["target"], "a.txt");
+    std::fs::write(bed.store.join("a.txt"), "others wrote this").unwrap();
+    assert_ne!(bed.run(&["sync", "-r", "/data"]).code, Some(0));
+    let listed = bed.ok(&["state", "-r", "--list", "/data"]).out;
+    assert!(listed.contains("/data/a.txt  conflict: ") && listed.matches('\n').count() == 2, "{listed}");
+    assert_eq!(bed.run(&["state", "--list", "/data"]).code, Some(2));
+}
+
+#[test]
 fn detach_takes_files_along_that_are_never_to_reach_the_store() {
     let bed = Bed::attached(&["--rule", "*.tmp=temporary"]);
     bed.sh("cd /forebay/data; echo x >x.tmp; mkdir d; echo y >d/y.tmp; echo kept >d/kept; rm a.txt");

@@ -539,3 +539,48 @@ fn data_that_are_not_out_are_named_though_slurm_has_forgotten_the_job() {
     let of_one = books.hook(&["get_status", "10"]).unwrap();
     assert!(of_one.contains("10.0 user") && !of_one.contains("9.0 user"), "{of_one}");
 }
+
+/// It was removed, with data that were nowhere else.
+#[test]
+fn pool_on_a_disk_that_cannot_be_started_again_stays() {
+    let books = Books::new();
+    let stored = books.place.join("stored");
+    books.setup(6, &format!("capacity=64MiB pool=forebay mode=ssd stage_out=/r:{}", stored.display()));
+    books.hooks(6, &["data_in", "pre_run"]);
+    let up = json!({ "ok": true, "nodes": ["n1"] });
+    books.place.write("registry/results/6.0/n1.up.json", up.to_string());
+    let dir = books.place.join(format!("nodes/{}/6.0", books.uid));
+    std::fs::create_dir_all(&dir).unwrap();
+    let pool = dir.join("pool");
+    let path = pool.display().to_string();
+    books.run(&["up", "--path", &path, "--media", "ssd", "--capacity", "64MiB"]);
+    books.run(&["--pool", &path, "run", "--quiet", "--", "sh", "-c", "echo here >/forebay/r"]);
+    books.run(&["--pool", &path, "down"]);
+    let file = std::fs::read(pool.join("pool.json")).unwrap();
+    std::fs::write(pool.join("pool.json"), "{").unwrap();
+    let save =
+        || Ran::of(books.command(&["bb", "save", "6", "0"]).env("SLURMD_NODENAME", "n1").output().unwrap());
+    let saved = save();
+    assert!(saved.code == Some(1) && saved.err.contains("the pool stays on"), "{saved:?}");
+    let kept = books.read("results/6.0/out.json")["kept"][0].as_str().unwrap().to_owned();
+    assert!(kept.ends_with(&format!(":{}", dir.display())), "{kept}");
+    // It is mended.
+    std::fs::write(pool.join("pool.json"), file).unwrap();
+    let saved = save();
+    assert_eq!(saved.code, Some(0), "{saved:?}");
+    assert_eq!(std::fs::read_to_string(stored).unwrap(), "here\n");
+    assert!(!dir.exists());
+}
+
+#[test]
+fn script_is_checked_at_submission_without_the_registry() {
+    let books = Books::new();
+    let script = books.place.write("job.sh", "#!/bin/sh\n#BB_LUA forebay capacity=64MiB pool=forebay\n");
+    let script = script.to_str().unwrap();
+    let registry = books.place.join("registry");
+    std::fs::remove_dir_all(&registry).unwrap();
+    std::fs::write(&registry, "no directory").unwrap();
+    assert_eq!(books.hook(&["job_process", script]), Ok(String::new()));
+    assert!(books.hook(&["pools"]).is_err());
+    std::fs::remove_file(&registry).unwrap();
+}

@@ -132,6 +132,9 @@ pub(crate) enum JobVerb {
         /// Put it in front of this store
         #[arg(long, value_name = "URL")]
         backing: Option<String>,
+        /// When written files are copied to it: close, age:30s, watermark, request or never
+        #[arg(long, value_name = "POLICY", requires = "backing")]
+        policy: Option<String>,
         /// Copy this into the pool first
         #[arg(long, value_name = "SRC:DST", action = ArgAction::Append)]
         stage_in: Vec<String>,

@@ -99,6 +99,7 @@ Examples:
   forebay state /data/out.h5            is it on the store?
   forebay state -r /data                how much of it is
   forebay state -r --json / | jq .dirty.bytes
+  forebay state -r --list /data         what the store lacks, or has in another version
 
 States: released (its data are in the store alone), clean (in both, equal), dirty (the pool's are newer), draining (being \
 copied to the store), unattached (it belongs to no store).")]
@@ -106,6 +107,9 @@ pub(crate) struct State {
     /// Sum up everything below directories
     #[arg(short, long)]
     pub(crate) recursive: bool,
+    /// Name each place below directories at which the store differs
+    #[arg(long, requires = "recursive")]
+    pub(crate) list: bool,
     /// Print as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -54,6 +54,14 @@ impl Hooks {
         Ok(Hooks { config, registry })
     }
 
+    /// The same for `job_process`, which slurmctld waits for at each submission: a shared directory that hangs must not keep
+    /// it. It looks at the settings alone.
+    pub(crate) fn without_registry() -> Result<Hooks> {
+        let config = Config::read()?;
+        let registry = Registry::of(&config);
+        Ok(Hooks { config, registry })
+    }
+
     /// Checks a script's directives at submission.
     pub(crate) fn job_process(&self, script: &Path) -> Result<String> {
         let request = script_of(script)?.ok_or_else(|| {

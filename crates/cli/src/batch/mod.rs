@@ -17,6 +17,7 @@ pub(crate) mod directives;
 pub(crate) mod hooks;
 pub(crate) mod lost;
 pub(crate) mod node;
+pub(crate) mod outdated;
 pub(crate) mod partial;
 pub(crate) mod queue;
 pub(crate) mod reconcile;

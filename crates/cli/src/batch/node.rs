@@ -68,6 +68,7 @@ impl User {
             config::VARIABLE,
             "SLURMD_NODENAME",
             "SLURM_NODELIST",
+            "SLURM_JOB_NODELIST",
             "SLURM_JOB_ID",
             "SLURM_CONF",
             "SLURM_JOB_NUM_NODES",

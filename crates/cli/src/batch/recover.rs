@@ -58,6 +58,14 @@ fn from(dir: &Path, to: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>> {
     while let Some(one) = kept.first().cloned() {
         let destination = match to {
             Some(to) => format!("{}/", to.display()),
+            None if one.destination.contains("://") => {
+                return Err(Error::new(
+                    Code::NotSupported,
+                    format!("cannot copy {} to a store", one.place.display()),
+                )
+                .why(format!("it belongs to {}, which is no directory", one.destination))
+                .cure("copy it to a directory with --to DIR"))
+            }
             None => one.destination.clone(),
         };
         copy(&one, &destination)?;

@@ -35,6 +35,7 @@ pub(crate) struct Asked {
     pub(crate) capacity: Option<String>,
     pub(crate) media: Option<String>,
     pub(crate) backing: Option<String>,
+    pub(crate) policy: Option<String>,
     pub(crate) stage_in: Vec<String>,
     pub(crate) stage_out: Vec<String>,
     /// A list of hosts; empty: found in the environment.
@@ -200,7 +201,9 @@ fn start(asked: &Asked, record: &Record) -> Result<()> {
 /// Attaches the store and stages in.
 fn fill(asked: &Asked, record: &Record) -> Result<()> {
     if let Some(url) = &asked.backing {
-        forebay(&record.pool, &["attach", url, "/"], || false)
+        let drain = asked.policy.iter().flat_map(|policy| ["--drain", policy]);
+        let words: Vec<&str> = ["attach", url, "/"].into_iter().chain(drain).collect();
+        forebay(&record.pool, &words, || false)
             .map_err(|why| failed("cannot attach the job's store", why))?;
     }
     for pair in &asked.stage_in {

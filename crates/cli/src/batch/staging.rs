@@ -68,7 +68,7 @@ fn takes_data(dir: &Path) -> bool {
 }
 
 /// False for a source that the job has not made.
-fn was_made(pool: &Path, source: &str, is_over: &dyn Fn() -> bool) -> bool {
+pub(super) fn was_made(pool: &Path, source: &str, is_over: &dyn Fn() -> bool) -> bool {
     let bare = source.trim_end_matches('/');
     let asked = forebay(pool, &["stat", "--json", if bare.is_empty() { "/" } else { bare }], is_over);
     !asked.is_err_and(|why| why.contains("there is no such name"))
@@ -86,7 +86,7 @@ pub(crate) fn nothing_is_here_alone(pool: &Path) -> std::result::Result<(), Stri
 }
 
 /// Has a pool stay up on this node, as its data can be copied nowhere. For messages.
-fn stays(pool: &Path, why: &str, kept: &mut Vec<String>) -> String {
+pub(super) fn stays(pool: &Path, why: &str, kept: &mut Vec<String>) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let dir = pool.parent().unwrap_or(pool).display().to_string();
     kept.push(format!("{host}:{dir}"));
@@ -191,30 +191,6 @@ impl Turns<'_> {
                     outcome.why = why;
                 }
             }
-        }
-        outcome
-    }
-
-    /// Keeps what would be staged out if no later run of the job had begun.
-    pub(crate) fn keep_all(&self, pool: &Path, pairs: &[String], job: u32) -> Outcome {
-        let mut outcome = Outcome { ok: true, ..Outcome::default() };
-        for pair in pairs {
-            let (source, destination) = pair.split_once(':').unwrap_or((pair, ""));
-            if !was_made(pool, source, &|| false) {
-                continue;
-            }
-            let why = "a later run of the job has begun";
-            outcome.ok = false;
-            outcome.why = match self.keep(pool, source, destination, job) {
-                Ok(place) => {
-                    outcome.kept.push(place.display().to_string());
-                    format!(
-                        "{why}; the data are kept in {}: `forebay recover {job}` copies them",
-                        place.display()
-                    )
-                }
-                Err(keeping) => format!("{why}; {}", stays(pool, &keeping, &mut outcome.kept)),
-            };
         }
         outcome
     }
@@ -361,7 +337,7 @@ impl Turns<'_> {
         }
     }
 
-    fn keep(
+    pub(super) fn keep(
         &self,
         pool: &Path,
         source: &str,
@@ -390,7 +366,7 @@ impl Turns<'_> {
     }
 
     /// A new directory for one stage-out that is kept.
-    fn place(&self) -> std::result::Result<PathBuf, String> {
+    pub(super) fn place(&self) -> std::result::Result<PathBuf, String> {
         let dir = self.keep_dir()?;
         let place = dir.join(Self::kept(&dir)?.len().to_string());
         std::fs::create_dir_all(&place)
@@ -399,7 +375,7 @@ impl Turns<'_> {
     }
 
     /// Lists a kept stage-out, so that `forebay recover` finds it.
-    fn list(
+    pub(super) fn list(
         &self,
         source: &str,
         destination: &str,

@@ -19,9 +19,9 @@ use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
 use super::partial;
 use super::registry::{self, Job, Outcome, Registry, State, FAILED_DIR};
-use super::staging::Turns;
+use super::staging::{self, Turns};
 use super::tickets;
-use crate::{failure, hosts};
+use crate::hosts;
 
 /// How long the nodes of a job wait for each other's prolog.
 const MEETING_S: &str = "120";
@@ -44,15 +44,10 @@ pub(crate) struct Here {
     is_outdated: bool,
 }
 
-/// Names this node among a job's nodes, as slurmd does.
-fn variable(name: &str) -> Result<String> {
-    std::env::var(name).map_err(|_| {
-        failure::invalid(
-            "cannot tell what to do on this node",
-            format!("{name} is not set"),
-            "slurmd's prolog and epilog call this",
-        )
-    })
+/// This node's name, as slurmd has it unless slurm.conf says otherwise.
+fn host() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    host.split('.').next().unwrap_or_default().to_owned()
 }
 
 impl Here {
@@ -64,8 +59,9 @@ impl Here {
         if job.uid != rustix::process::geteuid().as_raw() {
             return Err(Error::new(Code::AccessDenied, what).why("this is not the job's user"));
         }
-        let node = variable("SLURMD_NODENAME")?;
-        let list = std::env::var("SLURM_NODELIST").or_else(|_| variable("SLURM_JOB_NODELIST"));
+        // An administrator who sweeps has no such variable.
+        let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| host());
+        let list = std::env::var("SLURM_NODELIST").or_else(|_| std::env::var("SLURM_JOB_NODELIST"));
         let nodes = hosts::expand(&list.unwrap_or_else(|_| node.clone()))?;
         let rank = nodes.iter().position(|name| *name == node).unwrap_or(0);
         Ok(Here { config, registry, job, nodes, node, rank, saves: false, is_outdated: false })
@@ -129,6 +125,11 @@ impl Here {
     /// Starts the pool on this node, or finds the persistent one, and stages in.
     pub(crate) fn up(&self) -> Result<()> {
         let results = self.registry.make_results(&self.results_key())?;
+        let said = results.join(format!("{}.up.json", self.node));
+        // Called again, it must not take the pool of a job that runs for one that has not started.
+        if registry::read::<Outcome>(&said, None)?.is_some_and(|up| up.ok) {
+            return Ok(());
+        }
         let done = self.try_up();
         let outcome = Outcome {
             ok: done.is_ok(),
@@ -136,7 +137,7 @@ impl Here {
             nodes: self.nodes.clone(),
             ..Outcome::default()
         };
-        registry::write(&results.join(format!("{}.up.json", self.node)), &outcome)?;
+        registry::write(&said, &outcome)?;
         // Of several nodes that fail, one has the job requeued.
         if done.is_err() && std::fs::create_dir(results.join(FAILED_DIR)).is_err() {
             return Ok(());
@@ -198,7 +199,13 @@ impl Here {
             words.extend(["--media", mode]);
         }
         if self.config.mount {
-            std::fs::create_dir_all(&mount).map_err(|e| format!("{mount}: {e}"))?;
+            match std::fs::create_dir(&mount) {
+                // Also a mount that nobody serves any more: `up` takes it away.
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(format!("{mount}: {e}"))
+                }
+                _ => {}
+            }
             words.extend(["--mount", &mount]);
         }
         if self.nodes.len() > 1 {
@@ -352,25 +359,46 @@ impl Here {
         }
     }
 
+    /// The places of a pool that has to stay up on all its nodes.
+    fn everywhere(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| format!("{node}:{}", self.dir().display())).collect()
+    }
+
+    /// Whether the job's script can have begun. slurmd starts it on the first node, after the prolog there.
+    fn may_have_begun(&self) -> bool {
+        let first = self.nodes.first().unwrap_or(&self.node);
+        let said = self.registry.results(&self.results_key()).join(format!("{first}.up.json"));
+        registry::read::<Outcome>(&said, None).map_or(true, |up| up.is_some_and(|up| up.ok))
+    }
+
     fn stage_out(&self) -> Outcome {
         let pool = self.pool();
+        if !self.may_have_begun() {
+            // There is nothing in it but what was staged in. The prolog has said why it failed.
+            return Outcome { ok: true, ..Outcome::default() };
+        }
         if !pool.exists() {
-            // A job has not run if no prolog was called, or if one failed: there are no data then.
             let results = self.registry.results(&self.results_key());
-            let has_run =
-                !results.join(FAILED_DIR).exists() && results.join(format!("{}.up.json", self.node)).exists();
-            return Outcome { ok: !has_run, why: "the pool is not there".to_owned(), ..Outcome::default() };
+            let was_here = results.join(format!("{}.up.json", self.node)).exists();
+            return Outcome { ok: !was_here, why: "the pool is not there".to_owned(), ..Outcome::default() };
         }
         if let Err(dead) = partial::nodes_gone(&pool) {
             // Its supervisor was killed. A disk still has the data; a user's memory went with the process.
-            let has_disk = self.job.request.mode.as_deref() == Some("ssd") && self.nodes.len() == 1;
-            let again = if has_disk {
-                self.start()
-            } else {
-                Err(format!("{dead}; its data were in memory: mode=ssd keeps them"))
-            };
-            if let Err(why) = again {
+            if self.job.request.mode.as_deref() != Some("ssd") {
+                let why = format!("{dead}; its data were in memory: mode=ssd keeps them");
                 return Outcome { why, ..Outcome::default() };
+            }
+            if self.nodes.len() > 1 {
+                let why = format!(
+                    "{dead}; its data are on the nodes in {}: `forebay up --pool` on all of them, then `forebay stage-out`",
+                    self.dir().display()
+                );
+                return Outcome { why, kept: self.everywhere(), ..Outcome::default() };
+            }
+            if let Err(why) = self.start() {
+                let mut outcome = Outcome::default();
+                outcome.why = staging::stays(&pool, &why, &mut outcome.kept);
+                return outcome;
             }
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
@@ -382,32 +410,49 @@ impl Here {
         if self.has_become_outdated() {
             outcome = turns.keep_all(&pool, pairs, job);
         }
-        if let (Some(url), false) = (&self.job.request.backing, self.is_unwanted()) {
-            let mut done = Ok(());
-            let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
-            for attempt in 1..=self.config.stage_out_tries.max(1) {
-                done = turns.drain(&pool, url, &|| self.is_unwanted());
-                if done.is_ok() || self.is_unwanted() {
-                    break;
-                }
-                if attempt < self.config.stage_out_tries {
-                    std::thread::sleep(pause);
-                    pause *= 2;
-                }
-            }
-            if let Err((why, lost)) =
-                done.or_else(|why| turns.drain_without(&pool, url, why, &|| self.is_unwanted()))
-            {
-                outcome.ok = false;
-                outcome.why = why;
-                let pools = self.nodes.iter().map(|node| format!("{node}:{}", self.dir().display()));
-                match lost {
-                    Some(names) => outcome.kept.push(names.display().to_string()),
-                    None => outcome.kept.extend(pools),
-                }
-            }
+        if let Some(url) = &self.job.request.backing {
+            self.drain(&turns, url, &mut outcome);
         }
         outcome
+    }
+
+    /// Copies to the backing store what it lacks. What an outdated run has left is kept beside: it must not replace what the
+    /// later run has read or written.
+    fn drain(&self, turns: &Turns<'_>, url: &str, outcome: &mut Outcome) {
+        let pool = self.pool();
+        let is_outdated = || self.is_outdated || self.has_become_outdated();
+        let is_over = || is_outdated() || self.is_unwanted();
+        let mut done = Ok(());
+        let mut pause = Duration::from_secs(self.config.stage_out_pause_s);
+        for attempt in 1..=self.config.stage_out_tries.max(1) {
+            if is_over() {
+                break;
+            }
+            done = turns.drain(&pool, url, &is_over);
+            if done.is_ok() || is_over() {
+                break;
+            }
+            if attempt < self.config.stage_out_tries {
+                std::thread::sleep(pause);
+                pause *= 2;
+            }
+        }
+        if is_outdated() {
+            return turns.keep_lacking(&pool, url, self.job.job, outcome);
+        }
+        if self.is_unwanted() {
+            return;
+        }
+        if let Err((why, lost)) =
+            done.or_else(|why| turns.drain_without(&pool, url, why, &|| self.is_unwanted()))
+        {
+            outcome.ok = false;
+            outcome.why = why;
+            match lost {
+                Some(names) => outcome.kept.push(names.display().to_string()),
+                None => outcome.kept.extend(self.everywhere()),
+            }
+        }
     }
 }
 

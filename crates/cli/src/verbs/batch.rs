@@ -102,7 +102,10 @@ fn batch_start_timeout(config: &str) -> Option<u64> {
 
 /// Calls the hook with Slurm's arguments, which are all text.
 fn hook(name: &str, words: &[String]) -> Result<String> {
-    let hooks = Hooks::new()?;
+    let hooks = match name {
+        "job_process" => Hooks::without_registry()?,
+        _ => Hooks::new()?,
+    };
     let word = |i: usize| words.get(i).map_or("", String::as_str);
     let number = |i: usize| {
         word(i).parse::<u32>().map_err(|_| {
@@ -137,8 +140,8 @@ fn hook(name: &str, words: &[String]) -> Result<String> {
 
 pub(super) fn job(arguments: JobCommand) -> Result<ExitCode> {
     match arguments.verb {
-        JobVerb::Begin { capacity, media, backing, stage_in, stage_out, hosts } => {
-            let asked = script::Asked { capacity, media, backing, stage_in, stage_out, hosts };
+        JobVerb::Begin { capacity, media, backing, policy, stage_in, stage_out, hosts } => {
+            let asked = script::Asked { capacity, media, backing, policy, stage_in, stage_out, hosts };
             match script::begin(&asked) {
                 Ok(code) => failure::put(code),
                 Err(e) => {

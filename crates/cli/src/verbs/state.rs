@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_client::Pool;
+use forebay_client::{PathBuffer, Pool};
 use forebay_tasks::{Recall, StoreSettings};
 use forebay_types::{
     Attr, Code, Entry, Error, Ino, Kind, NodeId, PendingPlace, Result, StorePlace, Timestamp, Wanted,
@@ -12,7 +12,7 @@ use forebay_types::{
 };
 use serde_json::{json, Value};
 
-use super::ls::{failed_path, kind_name, put_name};
+use super::ls::{failed_path, kind_name, link_target, put_name};
 use crate::arguments::State;
 use crate::backing::{self, Trees};
 use crate::table::{self, Facts};
@@ -62,27 +62,31 @@ impl Data {
     }
 }
 
-/// What is pending, by the inode that it concerns.
+/// What is pending, and the place of each inode that it concerns.
 struct Pending {
-    by_inode: HashMap<Ino, PendingPlace>,
-    all: Vec<(Ino, bool)>,
+    all: Vec<PendingPlace>,
+    by_inode: HashMap<Ino, usize>,
 }
 
 impl Pending {
     fn read(pool: &Pool, nodes: &[NodeId]) -> Result<Pending> {
-        let mut pending = Pending { by_inode: HashMap::new(), all: Vec::new() };
-        for place in backing::all(pool, nodes)? {
-            pending.all.push((place.parent, place.conflict));
+        let all = backing::all(pool, nodes)?;
+        let mut by_inode = HashMap::new();
+        for (index, place) in all.iter().enumerate() {
             let inode = match (&place.wanted, &place.placed) {
                 (Some(Wanted::Here(entry, _)), _) => Some(entry.attr.ino),
                 (Some(Wanted::Elsewhere(ino, _)), _) => Some(*ino),
                 (None, placed) => placed.as_ref().map(|placed| placed.ino),
             };
             if let Some(ino) = inode {
-                pending.by_inode.insert(ino, place);
+                by_inode.insert(ino, index);
             }
         }
-        Ok(pending)
+        Ok(Pending { all, by_inode })
+    }
+
+    fn of(&self, ino: Ino) -> Option<&PendingPlace> {
+        self.by_inode.get(&ino).map(|index| &self.all[*index])
     }
 }
 
@@ -97,6 +101,15 @@ pub(super) fn state(named: Option<PathBuf>, arguments: &State) -> Result<ExitCod
         let path = pool::path_within(text);
         let shown = backing::look(pool, &path, "look at").and_then(|entry| {
             match arguments.recursive && entry.attr.is_directory() {
+                true if arguments.list => {
+                    for place in Differing::below(pool, &mut trees, &pending, &entry) {
+                        match arguments.json {
+                            true => all.push(place.json()),
+                            false => failure::put(place.text()),
+                        }
+                    }
+                    Ok(())
+                }
                 true => Sums::of(pool, &mut trees, &pending, &entry).map(|sums| match arguments.json {
                     true => all.push(sums.json(&path)),
                     false => failure::put(sums.text(&path)),
@@ -155,7 +168,7 @@ impl One {
             _ => place.as_ref().filter(|place| place.is_root).map(|place| place.top),
         };
         // A file that the store never had: its name says where it is to go.
-        let waiting = pending.by_inode.get(&attr.ino);
+        let waiting = pending.of(attr.ino);
         let top = top.or_else(|| trees.store_of(waiting?.parent));
         let root = top.and_then(|root| Some((backing::path_of(pool, root), trees.settings(root)?)));
         Ok(One {
@@ -318,10 +331,10 @@ impl Sums {
                 }
             }
         }
-        for (parent, conflict) in &pending.all {
-            if trees.is_below(*parent, top.attr.ino) {
+        for place in &pending.all {
+            if trees.is_below(place.parent, top.attr.ino) {
                 sums.pending += 1;
-                sums.conflicts += u64::from(*conflict);
+                sums.conflicts += u64::from(place.conflict);
             }
         }
         Ok(sums)
@@ -381,8 +394,97 @@ impl Sums {
         };
         facts.add("pending", pending);
         if self.conflicts > 0 {
-            facts.add("conflicts", format!("{}: see `forebay state` of each", self.conflicts));
+            facts.add("conflicts", format!("{}: `forebay state -r --list` names them", self.conflicts));
         }
         facts.text()
+    }
+}
+
+fn path_of(pool: &Pool, ino: Ino) -> Option<Vec<u8>> {
+    let mut path = PathBuffer::new();
+    pool.path_of(ino, &mut path).ok().map(|()| path.as_bytes().to_vec())
+}
+
+/// The path that a directory had which the pool has removed and the store has not.
+fn path_of_gone(pool: &Pool, ino: Ino) -> Vec<u8> {
+    let there = backing::place_of(pool, ino).ok().filter(|place| place.is_root);
+    let found = there.and_then(|place| Some((path_of(pool, place.top)?, place.path)));
+    match found {
+        Some((top, path)) => [top.strip_suffix(b"/").unwrap_or(&top), &path].join(&b'/'),
+        None => format!("inode {ino}").into_bytes(),
+    }
+}
+
+/// A place at which the store differs from the pool.
+struct Differing {
+    path: Vec<u8>,
+    /// What the pool has there; none if it has removed it.
+    kind: Option<Kind>,
+    /// Where a symbolic link leads.
+    target: Option<Vec<u8>>,
+    data: Option<Data>,
+    /// The store has nothing there, as far as the pool knows.
+    is_new: bool,
+    is_temporary: bool,
+    conflict: bool,
+}
+
+impl Differing {
+    /// All of them below a directory, by path.
+    fn below(pool: &'static Pool, trees: &mut Trees, pending: &Pending, top: &Entry) -> Vec<Differing> {
+        let mut below = Vec::new();
+        for place in &pending.all {
+            if trees.is_below(place.parent, top.attr.ino) {
+                below.push(Differing::of(pool, trees, place));
+            }
+        }
+        below.sort_by(|a, b| a.path.cmp(&b.path));
+        below
+    }
+
+    fn of(pool: &Pool, trees: &mut Trees, place: &PendingPlace) -> Differing {
+        let mut path = path_of(pool, place.parent).unwrap_or_else(|| path_of_gone(pool, place.parent));
+        if path != b"/" {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&place.name);
+        let (kind, data) = match &place.wanted {
+            Some(Wanted::Here(entry, _)) => (Some(entry.attr.kind()), Some(Data::of(&entry.attr))),
+            Some(Wanted::Elsewhere(_, kind)) => (Some(*kind), None),
+            None => (None, None),
+        };
+        let target = kind.filter(|kind| *kind == Kind::Symlink).and_then(|_| link_target(pool, &path));
+        let is_temporary = trees.policy(place).is_some_and(|policy| policy.is_temporary());
+        let (is_new, conflict) = (place.placed.is_none(), place.conflict);
+        Differing { path, kind, target, data, is_new, is_temporary, conflict }
+    }
+
+    /// In one word. What has no data of its own, or has them in the store already, has another name or other attributes.
+    fn state(&self) -> &'static str {
+        match (self.kind, self.data) {
+            (None, _) => "removed",
+            (Some(_), _) if self.is_new => "new",
+            (Some(Kind::File), Some(data @ (Data::Dirty | Data::Draining))) => data.name(),
+            _ => "changed",
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut object = json!({ "kind": self.kind.map(kind_name), "state": self.state(),
+            "temporary": self.is_temporary, "conflict": self.conflict });
+        put_name(&mut object, "path", &self.path);
+        if let Some(target) = &self.target {
+            put_name(&mut object, "target", target);
+        }
+        object
+    }
+
+    fn text(&self) -> String {
+        let more = match (self.conflict, self.is_temporary) {
+            (true, _) => "  conflict: the store has a version that others wrote",
+            (_, true) => "  temporary: it stays in the pool, by its policy",
+            _ => "",
+        };
+        format!("{:8}  {}{more}\n", self.state(), table::printable(&self.path))
     }
 }

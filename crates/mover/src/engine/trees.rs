@@ -247,6 +247,7 @@ fn sync(shared: &Shared, entry: &Entry, recursive: bool, progress: &Progress) ->
         let before = places.len();
         places.retain(|place| !at.policy_of(link, place).is_temporary());
         if places.is_empty() && before > 0 {
+            report_conflicts(link, &conflicts, progress);
             if !is_whole {
                 report_rest(link, ino, progress);
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::cluster::NODES;
 use super::site::{can_mount, lacking_plugin, open_to_all, read, write, Site, ANN, BEN};
-use super::{lost, pools, soak};
+use super::{lost, pools, soak, starts};
 
 /// A case: its name, and what it does.
 type Case = (&'static str, fn(&Site));
@@ -41,6 +41,8 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
         ("not to be requeued", pools::stage_in_that_fails_holds_a_job_that_may_not_be_requeued),
         ("mounted, in front of a store", pools::pool_of_one_of_two_nodes_mounted_in_front_of_a_store),
         ("destroyed", pools::persistent_pool_elsewhere_and_destroyed_by_its_user),
+        ("not started", starts::pool_that_cannot_start_holds_the_job_with_the_reason),
+        ("started twice", starts::what_the_first_of_two_starts_has_left_is_kept_and_not_drained),
         ("drained", pools::persistent_pool_in_front_of_a_store_is_drained_before_it_is_destroyed),
     ];
     std::thread::scope(|scope| {
@@ -52,12 +54,14 @@ fn jobs_with_burst_buffers_lose_nothing_and_leave_nothing() {
                 .unwrap();
         }
     });
+    starts::pool_on_a_disk_whose_processes_were_all_killed_is_staged_out(&site);
     let site = slurmctld_restarted_while_a_job_runs(site);
     let site = lost::teardown_lost_with_slurmctld(site);
     let site = lost::node_of_a_pool_lost(site);
     // These take minutes: Slurm's shortest time limit is one, and a lost node is waited for.
     let site = if is_soak {
         job_out_of_time_and_killed_supervisor(&site);
+        starts::stage_in_and_batch_start_timeout(&site);
         let site = lost::job_that_lost_a_node_runs_again(node_lost_while_a_job_runs(site));
         soak::kills_at_random(site)
     } else {
@@ -331,8 +335,8 @@ fn node_lost_while_a_job_runs(mut site: Site) -> Site {
     assert!(shown.contains(&node) && shown.contains("until_a_reboot"), "{shown}");
     assert!(!site.store("lost").exists());
     site.slurm.start("slurmd -D", Some(3));
-    let swept =
-        site.slurm.line(3, false, &format!("env SLURMD_NODENAME={node} forebay bb sweep")).output().unwrap();
+    // As an administrator does, who has no variables of slurmd's.
+    let swept = site.slurm.line(3, false, "forebay bb sweep").output().unwrap();
     assert!(swept.status.success(), "{}", Site::text_of(&swept));
     assert_eq!(read(&site.store("lost")), "lost\n", "{}", Site::text_of(&swept));
     site.assert_clean("a job whose node was lost", Some(job));

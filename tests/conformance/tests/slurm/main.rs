@@ -14,6 +14,7 @@ mod pools;
 mod scripts;
 mod site;
 mod soak;
+mod starts;
 
 use std::process::Command;
 

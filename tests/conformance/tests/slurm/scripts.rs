@@ -58,6 +58,21 @@ fn job_ends_with_its_script_however_that_ends() {
     assert_eq!((status.signal(), out.as_str()), (Some(9), "hi\n"));
     let (status, out) = run("missing", "--stage-in /nowhere/at/all:/in", "true");
     assert_eq!((status.code(), out.as_str()), (Some(125), ""), "the script does not go on without its data");
+    // A directory beside those in which it is looked for what is left.
+    let store = std::env::temp_dir().join(format!("fbjs-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&store);
+    std::fs::create_dir(&store).unwrap();
+    std::fs::write(store.join("in"), "behind\n").unwrap();
+    let backing = format!("--backing {} --policy request", store.display());
+    let looks = format!(
+        "{0} state / | grep -q 'drained: request' && ! [ -e {1}/out ]",
+        program().display(),
+        store.display()
+    );
+    let (status, out) = run("backed", &backing, &looks);
+    assert_eq!((status.code(), out.as_str()), (Some(0), "behind\n"));
+    assert_eq!(std::fs::read_to_string(store.join("out")).unwrap(), "behind\n");
+    std::fs::remove_dir_all(&store).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
