@@ -3,6 +3,7 @@
 //! Programs use the pool through the preload library, the store is a directory. A test starts its own pool.
 
 mod bed;
+mod created;
 mod day;
 mod durable;
 mod foreign;
