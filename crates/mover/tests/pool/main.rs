@@ -5,6 +5,7 @@
 mod bed;
 mod created;
 mod day;
+mod distant;
 mod durable;
 mod foreign;
 #[path = "../killing/mod.rs"]
