@@ -34,10 +34,14 @@ pub(super) struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    /// For uploads into these directories, each named as often as it gets files.
-    pub(super) fn new<'b>(store: &'a dyn Store, wanted: impl Iterator<Item = &'b StorePath>) -> Turns<'a> {
-        let places = UploadDirectories::new(store, wanted);
+    pub(super) fn new(store: &'a dyn Store) -> Turns<'a> {
+        let places = UploadDirectories::new(store);
         Turns { copy: CopyTurn::default(), names: NameTurns::default(), places }
+    }
+
+    /// Before the first upload into these directories, each of which is named as often as it gets files, and in one call.
+    pub(super) fn announce<'b>(&self, wanted: impl Iterator<Item = &'b StorePath>) {
+        self.places.announce(wanted);
     }
 }
 
@@ -72,17 +76,17 @@ pub(super) fn upload_batch(
         directories: batch.iter().map(|wanted| wanted.directory.clone()).collect(),
     });
     let copied = in_parallel_if_slow(&at.store, &batch, |i, wanted| {
+        let (directory, goes_on) = (&wanted.directory, (reason.go_on)());
+        let apart = turns.filter(|_| goes_on).and_then(|turns| turns.places.next(directory));
+        // After its place is made: all batches that wait for that would begin at the same time.
         if i + 1 == batch.len() {
             copying.iter().for_each(Copying::pass_on);
         }
-        match (reason.go_on)() {
-            true => {
-                let directory = &wanted.directory;
-                let apart = turns.map_or(directory, |turns| turns.places.next(directory));
-                upload(link, &shared.peers, (at.root, store), (wanted, apart), begun.outcome(i))
-            }
-            false => Err(NotUploaded::Later),
+        if !goes_on {
+            return Err(NotUploaded::Later);
         }
+        let apart = apart.as_ref().unwrap_or(directory);
+        upload(link, &shared.peers, (at.root, store), (wanted, apart), begun.outcome(i))
     });
     drop((begun, copying));
     let mut uploaded: Vec<(Box<WantedUpload>, Upload)> = Vec::new();

@@ -1,9 +1,8 @@
 //! Passes over the pending places of a store: names first, then files' data in batches, then removals. Data are copied
 //! by the movers of the nodes that have them, at the same time.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::atomic::Ordering;
-use std::sync::Mutex;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forebay_tasks::{DrainPolicy, Failure};
@@ -13,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::batch::{upload_batch, Turns};
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
-use super::name_turns::NameTurns;
+use super::new_directories::make_directories;
 use super::parallel::{in_few_threads, in_parallel};
 use super::pass::{failed, note_snapshot, Due, Pass, Reason};
 use super::peers::{Counted, Work};
@@ -22,6 +21,7 @@ use super::recover::recover;
 use super::removals::{remove_files, sorted};
 use super::shared::{copied_by, locked, restore_for_task, Shared};
 use super::stores::{AttachedStore, Stores};
+use super::upload_queue::UploadQueue;
 use super::wanted::{OpenFiles, Uploads, WantedUpload};
 use crate::host;
 use crate::store::Store;
@@ -31,17 +31,16 @@ use crate::tasks::Progress;
 const BATCH_FILES: usize = 1024;
 /// The same where names are slow: what the syncs of a batch take is little beside its uploads, and names, of which a
 /// directory gets one at a time, are made while other files are copied.
-const BATCH_FILES_SLOW_NAMES: usize = 32;
-/// Bytes of one batch, after which no further file is added to it, but for [`BATCH_FILES_LEAST`]. Files of a batch become
-/// clean together, and only then can they be released: programs may be waiting for that.
-const BATCH_BYTES: u64 = 64 << 20;
-const BATCH_FILES_LEAST: usize = 2;
+pub(super) const BATCH_FILES_SLOW_NAMES: usize = 32;
+/// The same of the first batch there, each further one having twice as many: no file of a batch gets its name before all
+/// of them are copied, and a directory that gets one name at a time should not wait long for the first.
+const BATCH_FILES_FIRST: usize = 4;
 /// A file of at least so many bytes is made durable alone: it becomes clean when it is copied.
-const ALONE_BYTES: u64 = 8 << 20;
+pub(super) const ALONE_BYTES: u64 = 8 << 20;
 /// Batches at a time: while the store makes one durable, the next is copied.
 const BATCHES_AT_ONCE: usize = 3;
 /// The same where names are slow: together they have files for all calls that a store gets, while others get their names.
-const BATCHES_AT_ONCE_SLOW_NAMES: usize = 6;
+pub(super) const BATCHES_AT_ONCE_SLOW_NAMES: usize = 6;
 /// Bytes of a message to another node's mover, after which no further file is added to it.
 const LETTER_BYTES: usize = 40 * 1024;
 /// With `close`, a change must be this old: a program that writes a file in several steps has it copied once.
@@ -88,7 +87,12 @@ pub(super) fn overdue_s(link: &Link, at: &AttachedStore, place: &PendingPlace) -
 }
 
 /// How a file is copied that programs have open for writing.
-fn open_files(link: &Link, at: &AttachedStore, wanted: &WantedUpload, reason: Reason<'_>) -> OpenFiles {
+pub(super) fn open_files(
+    link: &Link,
+    at: &AttachedStore,
+    wanted: &WantedUpload,
+    reason: Reason<'_>,
+) -> OpenFiles {
     if reason.forced {
         return OpenFiles::Copied;
     }
@@ -156,11 +160,12 @@ pub(super) fn pass(shared: &Shared, at: &AttachedStore, due: Due, reason: Reason
         _ => false,
     };
     let (directories, others): (Vec<_>, Vec<_>) = due.partition(is_directory);
-    let (wanted, mut removals): (Vec<_>, Vec<_>) =
+    let (mut wanted, mut removals): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|place| place.wanted.is_some());
 
     // Directories, from the top: each round makes those whose parents the store has.
-    let mut left = make_new_directories(&mut reconciler, directories, &mut pass);
+    let (mut left, mut inodes) =
+        make_directories(shared, &mut reconciler, directories, &mut wanted, reason, &mut pass);
     loop {
         let before = left.len();
         left = reconcile_all(&mut reconciler, left, &mut pass, &mut Vec::new(), false);
@@ -180,7 +185,6 @@ pub(super) fn pass(shared: &Shared, at: &AttachedStore, due: Due, reason: Reason
     // Names of one file are one file in the store: the first is uploaded, and the others are linked to it in the next
     // pass.
     if at.store.abilities().hard_links {
-        let mut inodes = HashSet::new();
         let others =
             uploads.extract_if(.., |wanted: &mut Box<WantedUpload>| !inodes.insert(wanted.entry.attr.ino.0));
         pass.later.extend(others.map(|wanted| (wanted.place.parent, wanted.place.name)));
@@ -229,70 +233,6 @@ pub(super) fn restore_after(shared: &Shared, files: Vec<Ino>) -> bool {
     has_restored
 }
 
-/// True for a directory that the store never had, at a place where it has nothing.
-fn is_new(place: &PendingPlace) -> bool {
-    let is_copied = match &place.wanted {
-        Some(Wanted::Here(_, copy)) => copy.is_some(),
-        _ => true,
-    };
-    !is_copied && place.placed.is_none() && place.intent.is_none()
-}
-
-/// Places in such an order that those of one parent, which wait for each other, are far apart.
-fn by_turns(places: Vec<PendingPlace>) -> Vec<PendingPlace> {
-    let mut counts = HashMap::<u64, usize>::new();
-    let mut nth = |place: &PendingPlace| {
-        let count = counts.entry(place.parent.0).or_default();
-        *count += 1;
-        *count
-    };
-    let mut places: Vec<_> = places.into_iter().map(|place| (nth(&place), place)).collect();
-    places.sort_by_key(|(nth, _)| *nth);
-    places.into_iter().map(|(_, place)| place).collect()
-}
-
-/// Makes the directories that the store never had, many at a time, those of a level after those above it. Returns the
-/// places that are left.
-fn make_new_directories(
-    reconciler: &mut Reconciler<'_>,
-    directories: Vec<PendingPlace>,
-    pass: &mut Pass,
-) -> Vec<PendingPlace> {
-    let (link, stores, at) = (reconciler.link, reconciler.stores, reconciler.at);
-    let (new, mut left): (Vec<_>, Vec<_>) = directories.into_iter().partition(is_new);
-    let (mut new, turns) = (by_turns(new), NameTurns::default());
-    // One is made by the calls of any other.
-    while new.len() > 1 && !stores.is_stopping() {
-        let made = in_parallel(&at.store, &new, |_, place| {
-            let _naming = at.store.has_slow_names().then(|| turns.take(&place.parent));
-            let mut own = Reconciler::new(link, stores, at);
-            let next = own.reconcile(place, false);
-            (next, own.has_unrecorded)
-        });
-        let before = new.len();
-        let mut waiting = Vec::new();
-        for (place, (next, has_unrecorded)) in new.into_iter().zip(made) {
-            reconciler.has_unrecorded |= has_unrecorded;
-            match next {
-                Ok(Next::Done) => {
-                    pass.done += 1;
-                    at.note_success();
-                }
-                Ok(Next::Later) => waiting.push(place),
-                // Not of a directory that is new; the caller looks again.
-                Ok(Next::Upload(_) | Next::Move(_)) => left.push(place),
-                Err(e) => failed(reconciler, pass, place, e),
-            }
-        }
-        new = waiting;
-        if new.len() == before || reconciler.has_unrecorded {
-            break;
-        }
-    }
-    left.append(&mut new);
-    left
-}
-
 /// Uploads files, those of each node by its mover.
 fn upload_all(shared: &Shared, at: &AttachedStore, uploads: Uploads, reason: Reason<'_>, pass: &mut Pass) {
     let mut nodes: BTreeMap<Option<NodeId>, Uploads> = BTreeMap::new();
@@ -321,7 +261,7 @@ fn is_cancelled(shared: &Shared, reason: Reason<'_>) -> bool {
 }
 
 /// Whether nothing more is begun.
-fn ends(shared: &Shared, at: &AttachedStore, reason: Reason<'_>) -> bool {
+pub(super) fn ends(shared: &Shared, at: &AttachedStore, reason: Reason<'_>) -> bool {
     is_cancelled(shared, reason) || reason.gives_way && at.is_claimed()
 }
 
@@ -366,41 +306,48 @@ fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, re
 
 /// Uploads files in batches.
 fn upload_small(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
-    let turns = Turns::new(&*at.store, files.iter().map(|(wanted, _)| &wanted.directory));
-    let left = Mutex::new(VecDeque::from(files));
-    let run = || {
-        let mut pass = Pass::default();
-        while !ends(shared, at, reason) {
-            let files = if at.store.has_slow_names() { BATCH_FILES_SLOW_NAMES } else { BATCH_FILES };
-            let batch = next_batch(&mut locked(&left), files);
-            if batch.is_empty() {
-                break;
-            }
-            upload_batch(shared, at, batch, reason, Some(&turns), &mut pass);
-        }
-        pass
-    };
+    let turns = Turns::new(&*at.store);
+    turns.announce(files.iter().map(|(wanted, _)| &wanted.directory));
+    let queue = UploadQueue::of(files);
     let most = if at.store.has_slow_names() { BATCHES_AT_ONCE_SLOW_NAMES } else { BATCHES_AT_ONCE };
-    let threads = locked(&left).len().clamp(1, most);
-    // A thread that panicked has reported nothing: its files stay pending.
-    let passes = host::for_each(vec![(); threads], |()| run());
-    let mut pass = Pass::default();
-    passes.into_iter().for_each(|one| pass.add(one));
-    let left = left.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    pass.later.extend(left.into_iter().map(|(wanted, _)| (wanted.place.parent, wanted.place.name)));
+    let mut pass = upload_in_batches(shared, at, (&queue, &turns), queue.batches(most), reason);
+    pass.later.extend(queue.into_left().map(|wanted| (wanted.place.parent, wanted.place.name)));
     pass
 }
 
-/// Takes the next files that are uploaded and made durable together, `most` at most.
-fn next_batch(left: &mut VecDeque<SizedUpload>, most: usize) -> Uploads {
-    let mut bytes = 0;
-    let n = left.iter().take(most).enumerate().take_while(|(i, (_, more))| {
-        let fits = *i < BATCH_FILES_LEAST || bytes < BATCH_BYTES;
-        bytes += more;
-        fits
-    });
-    let n = n.count();
-    left.drain(..n).map(|(wanted, _)| wanted).collect()
+/// Uploads the files of a queue in so many batches at a time, until no more come or nothing more is begun.
+pub(super) fn upload_in_batches(
+    shared: &Shared,
+    at: &AttachedStore,
+    (queue, turns): (&UploadQueue<Box<WantedUpload>>, &Turns<'_>),
+    batches: usize,
+    reason: Reason<'_>,
+) -> Pass {
+    let begun = AtomicU32::new(0);
+    let run = || {
+        let mut pass = Pass::default();
+        while !ends(shared, at, reason) {
+            let batch = queue.next_batch(|| match at.store.has_slow_names() {
+                true => files_of_batch(begun.fetch_add(1, Ordering::Relaxed)),
+                false => BATCH_FILES,
+            });
+            if batch.is_empty() {
+                break;
+            }
+            upload_batch(shared, at, batch, reason, Some(turns), &mut pass);
+        }
+        pass
+    };
+    // A thread that panicked has reported nothing: its files stay pending.
+    let passes = host::for_each(vec![(); batches], |()| run());
+    let mut pass = Pass::default();
+    passes.into_iter().for_each(|one| pass.add(one));
+    pass
+}
+
+/// Files of the nth batch of a pass where names are slow, at most.
+fn files_of_batch(nth: u32) -> usize {
+    (BATCH_FILES_FIRST << nth.min(8)).min(BATCH_FILES_SLOW_NAMES)
 }
 
 /// Has another node's mover upload files.
@@ -515,4 +462,15 @@ fn reconcile_all(
         }
     }
     left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_batches_are_small_where_names_are_slow() {
+        let files: Vec<_> = [0, 1, 2, 3, 4, 61, 64, u32::MAX].map(files_of_batch).to_vec();
+        assert_eq!(files, [4, 8, 16, 32, 32, 32, 32, 32]);
+    }
 }

@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::store::{Store, StorePath, UPLOADS_APART_MIN};
 
 /// The directories that a store makes for a pass, removed when this is dropped at the latest.
 pub(super) struct UploadDirectories<'a> {
     store: &'a dyn Store,
-    /// By the directory of the final names.
-    apart: BTreeMap<StorePath, Apart>,
+    /// By the directory of the final names. A leaf mutex.
+    apart: Mutex<BTreeMap<StorePath, Arc<Apart>>>,
 }
 
 /// Those of one directory.
@@ -34,44 +34,56 @@ impl Apart {
 }
 
 impl<'a> UploadDirectories<'a> {
-    /// For uploads into these directories, each named as often as it gets files.
-    pub(super) fn new<'b>(
-        store: &'a dyn Store,
-        wanted: impl Iterator<Item = &'b StorePath>,
-    ) -> UploadDirectories<'a> {
-        let mut uploads = BTreeMap::<&StorePath, usize>::new();
-        if store.has_slow_names() {
-            wanted.for_each(|directory| *uploads.entry(directory).or_default() += 1);
+    /// For uploads into no directory yet.
+    pub(super) fn new(store: &'a dyn Store) -> UploadDirectories<'a> {
+        UploadDirectories { store, apart: Mutex::default() }
+    }
+
+    /// For uploads into these directories too, each named as often as it gets files. All of a directory come in one call:
+    /// its directories are removed after the last of them.
+    pub(super) fn announce<'b>(&self, wanted: impl Iterator<Item = &'b StorePath>) {
+        if !self.store.has_slow_names() {
+            return;
         }
+        let mut uploads = BTreeMap::<&StorePath, usize>::new();
+        wanted.for_each(|directory| *uploads.entry(directory).or_default() += 1);
         let several = uploads.into_iter().filter(|(_, files)| *files >= UPLOADS_APART_MIN);
         let apart = several.map(|(path, uploads)| {
             let (left, begun) = (AtomicUsize::new(uploads), AtomicUsize::new(0));
-            (path.clone(), Apart { uploads, left, begun, made: OnceLock::new() })
+            (path.clone(), Arc::new(Apart { uploads, left, begun, made: OnceLock::new() }))
         });
-        UploadDirectories { store, apart: apart.collect() }
+        self.lock().extend(apart);
     }
 
-    /// True if no directory is ever made.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<StorePath, Arc<Apart>>> {
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, directory: &StorePath) -> Option<Arc<Apart>> {
+        self.lock().get(directory).cloned()
+    }
+
+    /// True if no directory is ever made for uploads that were announced.
     pub(super) fn are_none(&self) -> bool {
-        self.apart.is_empty()
+        self.lock().is_empty()
     }
 
     /// True if uploads into `directory` have their temporaries in others, since names are made slowly there.
     pub(super) fn are_for(&self, directory: &StorePath) -> bool {
-        self.apart.get(directory).is_some_and(|apart| !apart.made().is_empty())
+        self.of(directory).is_some_and(|apart| !apart.made().is_empty())
     }
 
-    /// Where the temporary of the next upload into `directory` is to be.
-    pub(super) fn next<'b>(&'b self, directory: &'b StorePath) -> &'b StorePath {
-        let Some(apart) = self.apart.get(directory) else { return directory };
+    /// Where the temporary of the next upload into `directory` is to be; none for this directory itself.
+    pub(super) fn next(&self, directory: &StorePath) -> Option<StorePath> {
+        let apart = self.of(directory)?;
         let made = apart.made.get_or_init(|| self.store.make_upload_directories(directory, apart.uploads));
         let begun = apart.begun.fetch_add(1, Ordering::Relaxed);
-        made.get(begun % made.len().max(1)).unwrap_or(directory)
+        made.get(begun % made.len().max(1)).cloned()
     }
 
     /// A file of `directory` has its name, or will get none in this pass.
     pub(super) fn ended(&self, directory: &StorePath) {
-        let Some(apart) = self.apart.get(directory) else { return };
+        let Some(apart) = self.of(directory) else { return };
         if apart.left.fetch_sub(1, Ordering::AcqRel) == 1 && !apart.made().is_empty() {
             self.store.remove_upload_directories(apart.made());
         }
@@ -80,7 +92,8 @@ impl<'a> UploadDirectories<'a> {
 
 impl Drop for UploadDirectories<'_> {
     fn drop(&mut self) {
-        let left = self.apart.values().filter(|apart| apart.left.load(Ordering::Acquire) > 0);
+        let all = std::mem::take(&mut *self.lock());
+        let left = all.values().filter(|apart| apart.left.load(Ordering::Acquire) > 0);
         left.filter(|apart| !apart.made().is_empty())
             .for_each(|apart| self.store.remove_upload_directories(apart.made()));
     }
@@ -104,12 +117,14 @@ mod tests {
         for directory in [&many, &few] {
             store.make_directory(directory, &Attributes::default()).unwrap();
         }
-        let places = UploadDirectories::new(&store, wanted());
+        let places = UploadDirectories::new(&store);
+        assert!(places.are_none());
+        places.announce(wanted());
         assert!(!places.are_for(&many) && std::fs::read_dir(at.join("many")).unwrap().next().is_none());
-        let (first, second) = (places.next(&many).clone(), places.next(&many).clone());
+        let (first, second) = (places.next(&many).unwrap(), places.next(&many).unwrap());
         assert!(first != many && second != many && first != second, "{first} {second}");
         assert!(places.are_for(&many));
-        assert_eq!((places.next(&many), places.next(&few)), (&first, &few));
+        assert_eq!((places.next(&many).as_ref(), places.next(&few)), (Some(&first), None));
         assert!(!places.are_for(&few));
         let are_there = || store.look(&first).unwrap().is_some();
         (1..32).for_each(|_| places.ended(&many));
@@ -117,8 +132,9 @@ mod tests {
         places.ended(&many);
         assert!(!are_there());
         drop(places);
-        let places = UploadDirectories::new(&store, wanted());
-        let first = places.next(&many).clone();
+        let places = UploadDirectories::new(&store);
+        places.announce(wanted());
+        let first = places.next(&many).unwrap();
         places.ended(&many);
         assert!(store.look(&first).unwrap().is_some());
         drop(places);

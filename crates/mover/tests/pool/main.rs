@@ -3,7 +3,9 @@
 //! Programs use the pool through the preload library, the store is a directory. A test starts its own pool.
 
 mod bed;
+mod created;
 mod day;
+mod distant;
 mod durable;
 mod foreign;
 #[path = "../killing/mod.rs"]

@@ -1,6 +1,8 @@
 //! Policies of attached directories: when what is copied to the store, what is never, what stays in the pool longest.
 
-use super::bed::{text, Bed};
+use forebay_tasks::{MoverClient, TaskState, Verb};
+
+use super::bed::{entry, text, Bed};
 
 impl Bed {
     pub(super) fn verb(&self, arguments: &[&str]) -> std::process::Output {
@@ -192,7 +194,7 @@ fn file_that_gets_a_name_of_temporary_ones_leaves_the_store_and_stays_in_the_poo
 fn task_that_prestages_first_has_most_of_the_stores_rate() {
     let bed = Bed::new("512MiB");
     // When the first task ends, the second one has had 32 MiB from its one thread. With as many threads for its file as
-    // the first has for each, it has had 128 MiB.
+    // the first has for each, it has had 128 MiB, and has ended long before.
     for (directory, count, bytes) in [("first", 8, 32 << 20), ("second", 1, 64 << 20)] {
         let directory = bed.store().join(directory);
         std::fs::create_dir(&directory).unwrap();
@@ -202,19 +204,18 @@ fn task_that_prestages_first_has_most_of_the_stores_rate() {
     }
     bed.attach_with("?rate=40MB/s", &[]);
     bed.sh("ls -l /forebay/s/first /forebay/s/second");
-    let restoring = || bed.status()["mover"]["restoring"].as_u64().unwrap_or(0);
-    std::thread::scope(|scope| {
-        let prestage = |path: &'static str| {
-            let done = bed.verb(&["prestage", "-r", path]);
-            assert!(done.status.success(), "{}", text(&done));
-        };
-        let first = scope.spawn(move || prestage("/s/first"));
-        bed.wait("the first task restores", || restoring() > 0);
-        let second = scope.spawn(move || prestage("/s/second"));
-        first.join().unwrap();
-        assert_eq!(bed.state("/s/second/0"), "released", "{}", bed.log());
-        second.join().unwrap();
-    });
-    assert_eq!(bed.state("/s/second/0"), "clean");
+    let pool = bed.attach_client();
+    let mover = || MoverClient::connect(&bed.pool()).unwrap();
+    let start = |directory: &str| {
+        let ino = entry(pool, directory).unwrap().attr.ino.0;
+        mover().start(Verb::Prestage, ino, directory, true).unwrap().id
+    };
+    let first = start("s/first");
+    bed.wait("the first task has found files", || mover().show(first).unwrap().files_total > 0);
+    let second = start("s/second");
+    let second = mover().wait(second, |_| true).unwrap();
+    let first = mover().show(first).unwrap();
+    assert_eq!((first.state, second.state), (TaskState::Done, TaskState::Done), "{first:?}, {second:?}");
+    assert_eq!((first.files_done, second.files_done), (8, 1));
     bed.sh("cmp $S/first/7 /forebay/s/first/7; cmp $S/second/0 /forebay/s/second/0");
 }

@@ -1,19 +1,19 @@
-//! Opens, drains and releases of one file in the orders that have lost data in other designs. The test is the mover
-//! itself: it takes the leases and sends the requests, and the pool's own mover has nothing to do, because nothing is
-//! drained except on request.
+//! Opens, drains, releases and restores of one file in the orders that have lost data in other designs. The test is the
+//! mover itself: it takes the leases and sends the requests, and the pool's own mover has nothing to do, because nothing
+//! is drained except on request. New files that are not open yet: `created`.
 
 use std::cell::Cell;
 use std::fs::{File, FileTimes};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
-use forebay_client::{has_name, Fail, Kept, LeaseKind, LeasedFiles, PathBuffer, Place, Pool, Striping};
+use forebay_client::{has_name, Kept, LeaseKind, PathBuffer, Place, Pool, Striping};
 use forebay_data::BackingName;
 use forebay_types::{
-    Attr, Caller, Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, TimeSet, Timestamp,
+    Attr, Code, Entry, Ino, PendingPlace, Reply, Request, SetAttr, StoreVersion, TimeSet, Timestamp,
     FLAG_DIRTY, FLAG_DRAINING,
 };
 use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags};
@@ -23,26 +23,31 @@ use crate::bed::{entry, Bed};
 /// What the store has of a file after a drain.
 const VERSION: StoreVersion = StoreVersion { ino: 77, ..StoreVersion::NOTHING };
 
-struct Raced {
-    bed: Bed,
-    pool: &'static Pool,
+pub(crate) struct Raced {
+    pub(crate) bed: Bed,
+    pub(crate) pool: &'static Pool,
 }
 
 impl Raced {
     /// A pool with a file of these bytes at `/s/f`.
     fn up(bytes: &str) -> Raced {
+        Raced::up_with(bytes, &[])
+    }
+
+    /// The same with these settings of the store.
+    pub(crate) fn up_with(bytes: &str, settings: &[&str]) -> Raced {
         let bed = Bed::new("64MiB");
-        bed.attach_with("", &["--drain", "request"]);
+        bed.attach_with("", &[&["--drain", "request"], settings].concat());
         bed.sh(&format!("printf %s {bytes} > /forebay/s/f"));
         let pool = bed.attach_client();
         Raced { bed, pool }
     }
 
-    fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         self.named("f")
     }
 
-    fn named(&self, name: &str) -> Entry {
+    pub(crate) fn named(&self, name: &str) -> Entry {
         entry(self.pool, &format!("s/{name}")).unwrap()
     }
 
@@ -64,7 +69,7 @@ impl Raced {
         self.begin_drain_of("f")
     }
 
-    fn begin_drain_of(&self, name: &str) -> u64 {
+    pub(crate) fn begin_drain_of(&self, name: &str) -> u64 {
         let ino = self.named(name).attr.ino;
         self.pool.request(&Request::BeginDrain { ino }, |_| Ok(())).unwrap();
         self.named(name).attr.epoch()
@@ -75,7 +80,7 @@ impl Raced {
         self.commit_of("f", epoch, VERSION);
     }
 
-    fn commit_of(&self, name: &str, epoch: u64, version: StoreVersion) {
+    pub(crate) fn commit_of(&self, name: &str, epoch: u64, version: StoreVersion) {
         let place = self.place(name);
         let ino = self.named(name).attr.ino;
         let (parent, name, seen) = (place.parent, &place.name[..], place.changes);
@@ -107,7 +112,7 @@ impl Raced {
     }
 
     /// A command that has to succeed.
-    fn verb(&self, arguments: &[&str]) {
+    pub(crate) fn verb(&self, arguments: &[&str]) {
         let done = self.bed.pool_verb(arguments);
         assert!(done.status.success(), "{}", crate::bed::text(&done));
     }
@@ -168,27 +173,6 @@ fn drain_that_commits_after_its_lease_was_broken_does_not_hide_the_write() {
     assert!(raced.has(FLAG_DIRTY), "what was copied is not what the file contains");
 }
 
-impl Raced {
-    /// A drain of the empty file `g` commits.
-    fn copied_empty(&self) {
-        let epoch = self.begin_drain_of("g");
-        let path = self.bed.store().join("g");
-        std::fs::write(&path, "").unwrap();
-        let stat = std::fs::metadata(path).unwrap();
-        let mtime = Timestamp { sec: stat.mtime(), nsec: stat.mtime_nsec() as u32 };
-        let version = StoreVersion { ino: stat.ino(), mtime, ..StoreVersion::NOTHING };
-        self.commit_of("g", epoch, version);
-        assert!(self.named("g").attr.flags & FLAG_DIRTY == 0, "the drain has committed");
-    }
-
-    /// The mover releases `g`.
-    fn releases_empty(&self) {
-        let file = self.named("g");
-        assert!(matches!(self.pool.release_leased(&file, || true), Ok(Ok(_))));
-        assert!(!self.named("g").attr.is_resident());
-    }
-}
-
 #[test]
 fn directory_that_a_killed_mover_made_without_its_attributes_gets_them() {
     let raced = Raced::up("first");
@@ -213,187 +197,6 @@ fn directory_that_a_killed_mover_made_without_its_attributes_gets_them() {
     if let Some(foreign) = foreign {
         assert_eq!(mode(&foreign), 0o700);
     }
-}
-
-/// A file `/s/g` whose creator waits in the open of its backing file.
-struct Created {
-    raced: Raced,
-    /// Leases on the backing files under the next numbers, for one of which the creator waits.
-    held: Vec<LeasedFiles>,
-    /// The creator writes `behind`, and closes the file.
-    written: Receiver<()>,
-}
-
-impl Created {
-    /// A mover that finds the file now makes its backing file, which is there already: a creator whose threads wait for a
-    /// processor opens it later.
-    fn up() -> Created {
-        Created::up_with(|pool, parent| {
-            let made = pool.create(Caller { uid: 0, gid: 0 }, parent, b"g", 0o644, true, 0).unwrap();
-            made.2.unwrap()
-        })
-    }
-
-    /// The same with a creator that opens the file so.
-    fn up_with(create: fn(&Pool, Ino) -> OwnedFd) -> Created {
-        let (raced, held) = Created::held();
-        let written = Created::start(&raced, &held, move |pool, parent| {
-            File::from(create(pool, parent)).write_all_at(b"behind", 0).unwrap();
-        });
-        Created { raced, held, written }
-    }
-
-    /// A pool whose next new file is opened once the leases are given back.
-    fn held() -> (Raced, Vec<LeasedFiles>) {
-        let raced = Raced::up("first");
-        let first = raced.entry();
-        let numbers = (1..=64).map(|more| Ino(first.attr.ino.0 + more));
-        let held = numbers.map(|ino| {
-            let entry = Entry { attr: Attr { ino, ..first.attr }, ..first };
-            let name = BackingName::new(ino, 0, 0);
-            let target = raced.pool.target_directories()[0];
-            let (flags, mode) = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, Mode::RWXU);
-            drop(rustix::fs::openat(target, name.as_c_str(), flags | OFlags::CLOEXEC, mode).unwrap());
-            let mut lease = None;
-            // A child that another test starts at this moment has the descriptor until it runs its program.
-            raced.bed.wait("nobody has the file open", || {
-                match raced.pool.lease_files(&entry, LeaseKind::Read) {
-                    Ok(leased) => lease = Some(leased),
-                    Err(code) => assert_eq!(code, Code::Busy),
-                }
-                lease.is_some()
-            });
-            lease.unwrap()
-        });
-        let held = held.collect();
-        (raced, held)
-    }
-
-    /// Runs a creator of `g`, whose result is received once it is done.
-    fn start<T: Send + 'static>(
-        raced: &Raced,
-        held: &[LeasedFiles],
-        creator: impl FnOnce(&'static Pool, Ino) -> T + Send + 'static,
-    ) -> Receiver<T> {
-        let pool = raced.pool;
-        let parent = entry(pool, "s").unwrap().attr.ino;
-        let (done, result) = channel();
-        std::thread::spawn(move || done.send(creator(pool, parent)).unwrap());
-        raced.bed.wait("the creator waits", || held.iter().any(|lease| !lease.is_undisturbed()));
-        result
-    }
-
-    /// A drain of the empty file commits.
-    fn copied(&self) {
-        self.raced.copied_empty();
-    }
-
-    /// The creator goes on. What it writes is not lost.
-    fn ends_whole(self) {
-        let Created { raced, held, written } = self;
-        drop(held);
-        written.recv().unwrap();
-        assert_eq!(raced.bed.sh("cat /forebay/s/g"), "behind");
-        raced.verb(&["purge", "--no-progress", "/s/g"]);
-        assert_eq!(raced.bed.sh("cat $S/g; cat /forebay/s/g"), "behindbehind");
-    }
-}
-
-#[test]
-fn drain_that_commits_before_a_new_file_is_open_does_not_hide_what_its_creator_writes() {
-    let created = Created::up();
-    created.copied();
-    created.ends_whole();
-}
-
-#[test]
-fn release_of_a_new_file_that_is_not_open_yet_does_not_lose_what_its_creator_writes() {
-    let created = Created::up();
-    created.copied();
-    created.raced.releases_empty();
-    created.ends_whole();
-}
-
-/// Creates `g` by an open with these flags.
-fn creates(pool: &Pool, flags: OFlags) -> Result<OwnedFd, Option<Code>> {
-    let at = Place { dir: Ino::ROOT, path: b"s/g" };
-    let flags = OFlags::CREATE | OFlags::EXCL | flags;
-    match pool.open(at, flags.bits() as i32, 0o644, &mut PathBuffer::new()) {
-        // SAFETY: the descriptor is new and ours.
-        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        Err(Fail::Code(code)) => Err(Some(code)),
-        Err(Fail::Escape) => Err(None),
-    }
-}
-
-#[test]
-fn exclusive_create_of_a_file_that_cannot_be_restored_says_why() {
-    let (raced, held) = Created::held();
-    // No mover has the file restored.
-    let mover = raced.bed.status()["mover"]["pid"].as_i64().unwrap() as i32;
-    let mover = rustix::process::Pid::from_raw(mover).unwrap();
-    rustix::process::kill_process(mover, rustix::process::Signal::STOP).unwrap();
-    let created = Created::start(&raced, &held, |pool, _| creates(pool, OFlags::RDWR).map(|_| ()));
-    raced.copied_empty();
-    raced.releases_empty();
-    drop(held);
-    let ino = raced.named("g").attr.ino;
-    let until = Instant::now() + Duration::from_secs(20);
-    let failed = loop {
-        let request = Request::StoreFailed { ino, code: Code::NoSpace as u16 };
-        raced.pool.request(&request, |_| Ok(())).unwrap();
-        match created.recv_timeout(Duration::from_millis(20)) {
-            Ok(failed) => break failed,
-            Err(_) => assert!(Instant::now() < until, "the creator still waits"),
-        }
-    };
-    rustix::process::kill_process(mover, rustix::process::Signal::CONT).unwrap();
-    assert_eq!(failed, Err(Some(Code::NoSpace)));
-}
-
-/// As if a mover found no program that has the file open, when it has been restored for its creator. Returns how often.
-fn release_again() -> u32 {
-    let created = Created::up_with(|pool, _| {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
-        let at = Place { dir: Ino::ROOT, path: b"s/g" };
-        let fd = pool.open(at, flags.bits() as i32, 0o644, &mut PathBuffer::new()).unwrap();
-        // SAFETY: the descriptor is new and ours.
-        unsafe { OwnedFd::from_raw_fd(fd) }
-    });
-    created.copied();
-    let pool = created.raced.pool;
-    assert!(matches!(pool.release_leased(&created.raced.named("g"), || true), Ok(Ok(_))));
-    let releases = std::thread::spawn(move || {
-        let (mut releases, end) = (0, Instant::now() + Duration::from_secs(30));
-        // Until the creator has it open for writing.
-        while Instant::now() < end {
-            let file = entry(pool, "s/g").unwrap();
-            if file.attr.flags & FLAG_DIRTY != 0 {
-                break;
-            }
-            // As a mover does: nobody opens or restores it meanwhile.
-            let lease = file.attr.is_resident().then(|| pool.lease_files(&file, LeaseKind::Write));
-            if let Some(Ok(_lease)) = lease {
-                releases += u32::from(matches!(pool.release_leased(&file, || true), Ok(Ok(_))));
-            }
-        }
-        releases
-    });
-    let Created { raced, held, written } = created;
-    drop(held);
-    written.recv().unwrap();
-    assert_eq!(raced.bed.sh("cat /forebay/s/g"), "behind");
-    releases.join().unwrap()
-}
-
-#[test]
-fn new_file_that_is_released_again_and_again_is_opened_at_last() {
-    // The creator often has it open before it is released again.
-    let (mut releases, mut rounds) = (0, 0);
-    while releases < 3 && rounds < 40 {
-        (releases, rounds) = (releases + release_again(), rounds + 1);
-    }
-    assert!(releases > 0, "in {rounds} rounds the creator had the file at once");
 }
 
 #[test]

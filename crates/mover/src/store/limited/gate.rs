@@ -60,10 +60,12 @@ pub(super) enum Sort {
     LargeUpload,
     MakeDurable,
     Name,
+    /// Of the directories for temporaries: several calls to the store, as many as it takes.
+    UploadDirectories,
     Other,
 }
 
-const SORTS: usize = 7;
+const SORTS: usize = 8;
 /// Sorts of calls whose time is the store's alone: others move bytes, at a rate that may be limited, or list directories.
 const SHORT: [Sort; 2] = [Sort::Look, Sort::Name];
 
@@ -76,11 +78,18 @@ impl Sort {
         }
     }
 
+    /// False for calls that say nothing of how soon the store answers: making directories, with a trial before the first of
+    /// them, takes up to four times as many calls as removing them, each of which waits for the lock of one directory. The
+    /// quickest would be the measure of all others.
+    fn is_measured(self) -> bool {
+        self != Sort::UploadDirectories
+    }
+
     /// 0 for calls that read, 1 for those that write, 2 for those that write for long.
     fn way(self) -> usize {
         match self {
             Sort::Look | Sort::Read | Sort::Other => READS,
-            Sort::Upload | Sort::MakeDurable | Sort::Name => WRITES,
+            Sort::Upload | Sort::MakeDurable | Sort::Name | Sort::UploadDirectories => WRITES,
             Sort::LargeUpload => LARGE,
         }
     }
@@ -263,9 +272,11 @@ impl Drop for Permit<'_> {
         let mut state = self.gate.lock();
         let before = state.limit as usize;
         state.running[self.sort.way()] -= 1;
-        state.window.calls += 1;
-        state.window.work[self.sort as usize] += 1.0 + self.bytes as f64 / CALL_BYTES as f64;
-        state.window.time[self.sort as usize] += self.started.elapsed().as_secs_f64();
+        if self.sort.is_measured() {
+            state.window.calls += 1;
+            state.window.work[self.sort as usize] += 1.0 + self.bytes as f64 / CALL_BYTES as f64;
+            state.window.time[self.sort as usize] += self.started.elapsed().as_secs_f64();
+        }
         state.window.was_busy |= self.was_busy;
         let least = if state.is_starting { state.limit as u32 } else { WINDOW_CALLS.max(state.limit as u32) };
         let is_long = state.is_starting || state.window.started.elapsed() >= WINDOW;
@@ -401,6 +412,31 @@ mod tests {
         distant.begin_distant();
         assert_eq!(distant.limit(), 6);
         assert!(gate.takes_at_least(LONG_CALL) && !gate.takes_at_least(2 * LONG_CALL));
+    }
+
+    #[test]
+    fn directories_for_temporaries_are_no_measure_of_other_calls() {
+        let gate = Gate::new(GateLimits { least: 2, most: 64, ..GateLimits::default() });
+        let end = |sort: Sort, took: Duration| {
+            let permit = gate.enter(sort, String::new).unwrap();
+            std::thread::sleep(took);
+            permit.leave(0, None);
+        };
+        // Some removed at once, others made: as many calls as a window has.
+        end(Sort::UploadDirectories, Duration::ZERO);
+        end(Sort::UploadDirectories, Duration::from_millis(5));
+        let (least, of_window) = {
+            let state = gate.lock();
+            (state.least_time, (state.window.calls, state.window.time))
+        };
+        assert_eq!((least, of_window), ([f64::INFINITY; SORTS], (0, [0.0; SORTS])));
+        // They end no window of other calls, and are none of it.
+        end(Sort::Name, Duration::ZERO);
+        end(Sort::UploadDirectories, Duration::from_millis(5));
+        assert_eq!(gate.lock().window.calls, 1);
+        end(Sort::Name, Duration::ZERO);
+        assert!(gate.takes_at_least(Duration::ZERO));
+        assert_eq!(Sort::UploadDirectories.way(), WRITES);
     }
 
     #[test]

@@ -210,13 +210,13 @@ impl Store for Limited {
     }
 
     fn make_upload_directories(&self, directory: &StorePath, uploads: usize) -> Vec<StorePath> {
-        let made = self.call(Sort::Other, 0, || Ok(self.inner.make_upload_directories(directory, uploads)));
-        made.unwrap_or_default()
+        let make = || Ok(self.inner.make_upload_directories(directory, uploads));
+        self.call(Sort::UploadDirectories, 0, make).unwrap_or_default()
     }
 
     fn remove_upload_directories(&self, directories: &[StorePath]) {
         // Without a turn they are leftovers.
-        let _ = self.call(Sort::Other, 0, || {
+        let _ = self.call(Sort::UploadDirectories, 0, || {
             self.inner.remove_upload_directories(directories);
             Ok(())
         });
