@@ -126,7 +126,8 @@ impl<'a> Ending<'a> {
             };
             let spares = !self.arguments.discard && may_lose(self.dir, keep);
             let interrupt = Some(self.signals.as_fd());
-            let options = DownOptions { keep, force, uses, spares, interrupt };
+            let spares_volumes = keep && !self.arguments.discard;
+            let options = DownOptions { keep, force, uses, spares, spares_volumes, interrupt };
             match launch::try_down(self.dir, options) {
                 Ok(Attempt::Stopped(stopped)) => return Ok(Ended::Down(stopped)),
                 Ok(Attempt::Used) if self.copies => {
