@@ -139,7 +139,7 @@ fn a_pool_smaller_than_the_data_holds_all_of_it_in_front_of_the_store() {
 #[test]
 fn creates_wait_in_vain_once_where_others_have_filled_the_disk() {
     let bed = Bed::attached("96MiB", "", "");
-    bed.sh("head -c 93000000 /dev/zero > /forebay/theirs");
+    bed.sh("head -c 73400320 /dev/zero > /forebay/theirs");
     let begun = std::time::Instant::now();
     bed.sh("cd /forebay/s; echo 1 > f1");
     assert!(begun.elapsed().as_secs() >= 20, "it did not wait: {}", bed.log());
