@@ -24,6 +24,7 @@ mod run;
 mod staging;
 mod table;
 mod tally;
+mod unseen;
 mod verbs;
 
 use std::process::ExitCode;

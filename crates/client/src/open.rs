@@ -41,6 +41,7 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_NONBLOCK
     | libc::O_PATH
     | libc::O_NOCTTY
+    | libc::O_NOFOLLOW
     | libc::O_ASYNC;
 /// What counts beside O_PATH: the kernel ignores all other flags of open(2) then.
 const PATH_FLAGS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -315,7 +316,8 @@ impl Pool {
     }
 
     fn truncate_opened(&self, entry: &Entry, fd: RawFd, flags: i32) -> Result<(), Code> {
-        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+        // Access mode 3 needs both permissions and gives neither.
+        if matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR) {
             // SAFETY: plain system call on an open descriptor.
             errno::check(unsafe { libc::ftruncate(fd, 0) })?;
             return Ok(());
@@ -507,7 +509,15 @@ impl Pool {
     /// A descriptor of a directory: the mount's, or an anchor. An O_PATH descriptor is an anchor, because it cannot
     /// carry the mark.
     fn open_directory(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
-        let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
+        // F_GETFL shows all but the first.
+        let flags = flags
+            & (libc::O_CLOEXEC
+                | libc::O_PATH
+                | libc::O_NOATIME
+                | libc::O_NONBLOCK
+                | libc::O_APPEND
+                | libc::O_DIRECTORY
+                | libc::O_NOFOLLOW);
         let names = flags & libc::O_PATH != 0;
         let mounted = (!names).then(|| self.open_mounted(ino, libc::O_RDONLY | libc::O_DIRECTORY | flags));
         match mounted.flatten() {
@@ -526,7 +536,7 @@ impl Pool {
             // SAFETY: the name is NUL-terminated.
             errno::check(unsafe { libc::mkdirat(target, name.as_ptr(), 0o700) })
         };
-        self.open_made(ino, (make, libc::AT_REMOVEDIR), libc::O_RDONLY | libc::O_DIRECTORY | flags)
+        self.open_made(ino, (make, libc::AT_REMOVEDIR), libc::O_RDONLY | flags)
     }
 
     /// Opens a symbolic link itself, with O_PATH: a link on the target with the same text, which is removed at once like an

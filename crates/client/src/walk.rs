@@ -294,9 +294,10 @@ impl Walk<'_, '_> {
             target = &target[prefix.len()..];
             self.dir = Dir { ino: self.root()?, permissions: None };
         }
-        self.expanded.replace_front(target, self.at)?;
+        let replaced = self.expanded.replace_front(target, self.at);
         self.at = 0;
-        Ok(())
+        // What links lead to through links is this long in a loop, as a rule.
+        Ok(replaced.map_err(|code| if self.symlinks > 1 { Code::TooManySymlinks } else { code })?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Extended attributes, all of which are in the shard.
 
 use forebay_types::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
-use forebay_types::{Attr, Code, Ino, Reply, Request, FLAG_HAS_VALUES};
+use forebay_types::{Attr, Code, Ino, Reply, Request, FLAG_HAS_VALUES, XATTR_CREATE, XATTR_REPLACE};
 
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Pool};
@@ -107,6 +107,10 @@ impl Pool {
             return Err(Code::TooBig);
         }
         check_name(owned(&self.get_attr(ino)?.attr), name, true)?;
+        // Both at once: the attribute must be absent and there, so nothing is ever set.
+        if flags == XATTR_CREATE | XATTR_REPLACE {
+            return self.get_xattr_inode(ino, name, &mut []).and(Err(Code::Exists));
+        }
         let request = Request::SetXattr { ino, name, value, flags };
         if value.len() > 256 {
             return self.ask_long(&request, |_| Ok(()));

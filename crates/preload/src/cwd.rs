@@ -114,18 +114,26 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     Some((settings::prefix().len() + inside.len()) as isize)
 }
 
-/// True when `path` is the working directory itself, and that was removed from the pool. Then only the kernel can open
-/// it again, as an empty directory.
+/// True when `path` is the directory of `dirfd` itself, in any spelling without a name, and that was removed from the pool.
 ///
 /// # Safety
 /// `path` is null or a C string.
+#[cold]
 pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
-    // SAFETY: the caller's promise. The second byte is read only if the first is not the NUL.
-    let is_here = !crate::path::is_wild(path) && unsafe { *path as u8 == b'.' && *path.add(1) == 0 };
-    if dirfd != libc::AT_FDCWD || !is_here || STATE.load(Ordering::Relaxed) == KERNEL {
+    if crate::path::is_wild(path) {
         return false;
     }
-    let Some((pool, ino)) = directory() else { return false };
+    // SAFETY: the caller's promise.
+    let path = unsafe { crate::path::bytes(path) };
+    let is_here =
+        path.first() == Some(&b'.') && path.split(|&b| b == b'/').all(|name| matches!(name, b"" | b"."));
+    let found = match dirfd {
+        _ if !is_here => None,
+        libc::AT_FDCWD if may_be_pool() => directory(),
+        libc::AT_FDCWD => None,
+        dirfd => descriptor::directory_of(dirfd),
+    };
+    let Some((pool, ino)) = found else { return false };
     let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the handle is attached, the structure writable.
     let found = unsafe { pool.stat_inode(ino, seen.as_mut_ptr()) };

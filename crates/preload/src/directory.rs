@@ -9,7 +9,7 @@ use crate::boundary::guard;
 use crate::door::{either, Pool};
 use crate::interpose::{answer, answer_int, errno, set_errno};
 use crate::stream::{record_bytes, Stream};
-use crate::{cwd, descriptor, real, route, settings};
+use crate::{descriptor, real, route, settings};
 
 /// Opens the directory at `place` for reading.
 ///
@@ -126,18 +126,13 @@ interpose! {
     opendir = fn(path: *const c_char) -> *mut DIR {
         // SAFETY: libc's contract.
         let stream = answer(unsafe {
-            let stream = route::on_path(
+            route::on_path(
                 libc::AT_FDCWD,
                 path,
                 true,
                 |_, path| raw_stream(real::libc_own::opendir(path)),
                 |pool, place, escape| either(open_place(pool, place, escape)),
-            );
-            if stream == -(libc::ENOENT as isize) && cwd::is_removed(libc::AT_FDCWD, path) {
-                raw_stream(real::libc_own::opendir(path))
-            } else {
-                stream
-            }
+            )
         });
         if stream == -1 { std::ptr::null_mut() } else { stream as *mut DIR }
     }

@@ -88,7 +88,7 @@ unsafe fn link_any(
         if crate::path::is_wild(to) {
             return -(libc::EFAULT as isize);
         }
-        if crate::stat::is_descriptor(from, flags) {
+        if from_dirfd != HERE && crate::stat::is_descriptor(from, flags) {
             if let Some((pool, ino)) = descriptor::inode_of(from_dirfd) {
                 return link_inode(pool, ino, to_dirfd, to);
             }
@@ -113,6 +113,7 @@ unsafe fn link_any(
                 return result;
             }
         }
+        let (from, flags) = crate::stat::here_for_empty(from, flags);
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),

@@ -10,7 +10,7 @@ use crate::door::Pool;
 use crate::fortified::overflow;
 use crate::interpose::{answer_int, raw};
 use crate::path::is_wild;
-use crate::{cwd, descriptor, durable, magic, real, route, settings, umask};
+use crate::{descriptor, durable, magic, real, route, settings, umask};
 
 /// Opens a file in the pool or outside. Returns the descriptor or a negative errno.
 ///
@@ -52,9 +52,6 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
             );
             if fd != -(libc::ENOENT as isize) {
                 return fd;
-            }
-            if cwd::is_removed(dirfd, path) {
-                return raw(real::libc_own::openat(dirfd, path, flags, mode));
             }
             // The file was removed between look-up and open, so its name belongs to another file, or to none.
             if !escaped.get() {

@@ -8,7 +8,7 @@ use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
 use crate::door::{heard, Pool};
 use crate::path::{is_wild, Buffer};
-use crate::{mounted, real};
+use crate::{cwd, mounted, real};
 
 /// How often a path may cross between the kernel's tree and the pool.
 const CHANGES_MAX: u32 = 40;
@@ -71,7 +71,10 @@ unsafe fn walk(
                     Leads::Nowhere(errno) => Next::Done(errno),
                     Leads::Pool(door, place) => match pool(door, place, there.first()) {
                         ESCAPED => Next::Path,
-                        result => Next::Done(heard(result) as isize),
+                        result => match heard(result) as isize {
+                            ENOENT if cwd::is_removed(dirfd, path) => Next::Removed,
+                            result => Next::Done(result),
+                        },
                     },
                 },
             }
@@ -83,6 +86,8 @@ unsafe fn walk(
                 path = here.as_c();
                 dirfd = libc::AT_FDCWD;
             }
+            // To the kernel, too, it is a directory that was removed.
+            Next::Removed => return kernel(dirfd, path),
             Next::Kernel => {
                 // Outside the guard, as a thread may be cancelled in it.
                 let result = kernel(dirfd, path);
@@ -104,6 +109,8 @@ enum Next {
     Path,
     /// The kernel: the path does not lead to the pool.
     Kernel,
+    /// A directory that was removed from the pool, by a path such as `.`.
+    Removed,
 }
 
 impl Returned for Next {

@@ -35,7 +35,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
         }
         let (path, flags) = here_for_empty(path, flags);
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        let result = route::on_path(
+        route::on_path(
             dirfd,
             path,
             follow,
@@ -49,11 +49,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
                 }
                 pool.stat(place, follow as i32, out, escape)
             },
-        );
-        if result == -(libc::ENOENT as isize) && crate::cwd::is_removed(dirfd, path) {
-            return real::fstatat(dirfd, path, out, flags);
-        }
-        result
+        )
     }
 }
 

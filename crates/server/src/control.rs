@@ -155,7 +155,11 @@ pub struct Status {
     pub members: u64,
     /// The commands that they run.
     pub member_labels: Vec<String>,
-    /// Grows with each `forebay run` and mount of the pool, and when it gets its first backing store.
+    /// The number of programs that are attached, whether or not `forebay run` started them.
+    pub programs: u64,
+    /// Some of them, by name and process number.
+    pub program_labels: Vec<String>,
+    /// Grows with each `forebay run`, mount and attached program of the pool, and when it gets its first backing store.
     pub uses: u64,
     /// The pool's mounts.
     pub mounts: Vec<MountStatus>,

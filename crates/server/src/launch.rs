@@ -249,6 +249,8 @@ pub struct DownOptions<'a> {
     pub uses: Option<u64>,
     /// A daemon that does not answer is not killed: the error is [`unanswered`].
     pub spares: bool,
+    /// A pool with volumes is not stopped: [`Attempt::Used`].
+    pub spares_volumes: bool,
     /// Once it can be read, nothing is waited for, and the pool is neither told to stop nor killed nor swept if that
     /// was not begun yet.
     pub interrupt: Option<BorrowedFd<'a>>,
@@ -262,7 +264,7 @@ pub const UNASKED: u64 = u64::MAX;
 pub enum Attempt {
     /// The pool is down, and none of its processes is left.
     Stopped(Stopped),
-    /// The pool is up, as a program has used it meanwhile. Its mount may have been taken away.
+    /// The pool is up, as a program has used it meanwhile, or as it has volumes. Its mount may have been taken away.
     Used,
     /// The pool is as it was, as the attempt was interrupted. Its mount may have been taken away.
     Interrupted,
@@ -347,7 +349,7 @@ pub fn try_down(path: &Path, options: DownOptions<'_>) -> Result<Attempt> {
     if is_interrupted(options) {
         return Ok(Attempt::Interrupted);
     }
-    let ask = Ask::Down { keep: options.keep, uses };
+    let ask = Ask::Down { keep: options.keep, uses, spares_volumes: options.spares_volumes };
     match connection.ask_until(&ask, DOWN_TIMEOUT, options.interrupt) {
         Ok(Some(Reply::Stopped(stopped))) => {
             wait_until_unlocked(&dir, DOWN_TIMEOUT, options.interrupt);
@@ -581,15 +583,20 @@ fn unmount_unused(connection: &mut control::Supervisor, dir: &PoolDirectory) -> 
 }
 
 fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()> {
-    let labels: Vec<&str> =
-        status["member_labels"].as_array().into_iter().flatten().filter_map(|v| v.as_str()).collect();
-    if labels.is_empty() {
-        return Ok(());
-    }
-    let (count, first) = (labels.len(), labels[0]);
-    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    let (runs, first_run) = (status["members"].as_u64(), status["member_labels"][0].as_str());
+    let (programs, first_program) = (status["programs"].as_u64(), status["program_labels"][0].as_str());
+    // The programs of a run are not counted with it.
+    let (who, count, first) = match (first_run, first_program) {
+        (Some(first), _) => ("`forebay run`", runs, first),
+        (None, Some(first)) => ("a program", programs, first),
+        (None, None) => return Ok(()),
+    };
+    let more = match count.unwrap_or(1) {
+        0 | 1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
     Err(Error::new(Code::Busy, format!("cannot stop pool {}", dir.path().display()))
-        .why(format!("`forebay run` uses it: {first}{more}"))
+        .why(format!("{who} uses it: {first}{more}"))
         .cure("wait for it, or stop the pool under it with --force"))
 }
 

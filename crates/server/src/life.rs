@@ -7,7 +7,7 @@
 //!
 //! The list replaces that of libc for this thread, which therefore must not use robust mutexes.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use forebay_ring::{memfd_sealed, Mapping, Seal};
@@ -15,6 +15,9 @@ use forebay_types::{Error, Result};
 
 /// The tag of the word's page in the descriptor store.
 pub(crate) const LIFE_TAG: &str = "life";
+/// Where in the page the second word is: not 0 while no volume may be created, since the pool stops and the memory of
+/// volumes ends with it.
+const CLOSED: usize = 64;
 /// Bytes of the page.
 const PAGE_BYTES: usize = 4096;
 
@@ -66,16 +69,38 @@ impl Life {
         }
     }
 
+    /// No piece of a volume may be made from now on, or pieces may be made again. A worker that made one before it saw this
+    /// has stored its descriptor before: the supervisor finds it in the store.
+    pub(crate) fn close_to_volumes(&self, closed: bool) {
+        self.page.word32(CLOSED).store(closed.into(), Ordering::SeqCst);
+    }
+
     /// The pool ends: puts from now on fail.
     pub(crate) fn end(&self) {
         self.page.word32(0).store(0, Ordering::Release);
     }
 }
 
+/// The worker's look at the words.
+#[derive(Debug)]
+pub(crate) struct LifeSeen(Mapping);
+
+impl LifeSeen {
+    /// `page`: as [`Life::begin`] returned it.
+    pub(crate) fn new(page: &OwnedFd) -> Result<LifeSeen> {
+        let mapped = Mapping::new(page.as_fd(), PAGE_BYTES, false);
+        mapped.map(LifeSeen).map_err(|e| Error::io("cannot map the word that says that the pool lives", &e))
+    }
+
+    /// See [`Life::close_to_volumes`].
+    pub(crate) fn is_closed_to_volumes(&self) -> bool {
+        self.0.word32(CLOSED).load(Ordering::SeqCst) != 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     /// What another process sees after the thread that began the life has ended.
     fn seen_after(ends: impl FnOnce(&Life) + Send + 'static) -> (u32, u32) {

@@ -45,8 +45,9 @@ pub(crate) enum Ask {
     /// Start the mover, which the pool then keeps, unless it runs. → `MoverStarted`, when it is ready
     StartMover,
     /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps. With `uses`, only if no
-    /// program uses it, and if [`crate::control::Status::uses`] is still this number; otherwise → `Used`.
-    Down { keep: bool, uses: Option<u64> },
+    /// program uses it, and if [`crate::control::Status::uses`] is still this number; otherwise → `Used`. With
+    /// `spares_volumes` only if it has no volumes; otherwise → `Used`.
+    Down { keep: bool, uses: Option<u64>, spares_volumes: bool },
 }
 
 /// The supervisor's answers.
@@ -69,7 +70,7 @@ pub(crate) enum Reply {
     MoverStarted,
     /// To `Down`.
     Stopped(Stopped),
-    /// To `Down`: the pool is not stopped, as a program uses it or has used it.
+    /// To `Down`: the pool is not stopped, as a program uses it or has used it, or as it has volumes.
     Used,
     /// To any request that failed.
     Failed(Failure),

@@ -26,6 +26,13 @@ const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Maximum bytes of a tag.
 const TAG_BYTES_MAX: usize = 255;
 
+/// What begins the tags of programs' sessions: their rings and pidfds. The supervisor reads them too.
+pub(crate) const PROGRAM_TAG: &str = "program ";
+/// What begins the tags of pieces of volumes, and those of thin pieces. The supervisor reads them too.
+pub(crate) const PIECE_TAG: &str = "piece ";
+/// See [`PIECE_TAG`].
+pub(crate) const THIN_PIECE_TAG: &str = "thin piece ";
+
 /// A message between supervisor and worker.
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -220,6 +227,17 @@ impl Kept {
 
     pub(crate) fn tags(&self) -> Vec<String> {
         self.by_tag.keys().cloned().collect()
+    }
+
+    /// True if there are descriptors under a tag.
+    pub(crate) fn has(&self, tag: &str) -> bool {
+        self.by_tag.contains_key(tag)
+    }
+
+    /// The descriptors of all tags that begin with `start`.
+    pub(crate) fn of(&self, start: &'static str) -> impl Iterator<Item = &[OwnedFd]> {
+        let from = self.by_tag.range(start.to_owned()..);
+        from.take_while(move |(tag, _)| tag.starts_with(start)).map(|(_, fds)| fds.as_slice())
     }
 
     pub(crate) fn get(&self, tag: &str) -> Option<Vec<BorrowedFd<'_>>> {

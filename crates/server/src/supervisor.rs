@@ -9,6 +9,7 @@
 //! If the supervisor dies, the kernel kills the worker (PR_SET_PDEATHSIG). The data stay as far as the medium permits,
 //! and the next `up` removes the remains. Tests: `crates/cli/tests/supervisor.rs`.
 
+mod programs;
 mod requests;
 
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ use crate::pool_place::OpenPool;
 use crate::protocol::{Reply, Stopped};
 use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
-use crate::store::{Kept, Message};
+use crate::store::{Kept, Message, PROGRAM_TAG};
 use crate::supplies::Supplies;
 use crate::worker_process::{self, WorkerProcess};
 use forebay_sys::signals::Signals;
@@ -78,6 +79,10 @@ pub(crate) struct Supervisor {
     mount: MountKeeper,
     /// How often the pool was to be mounted.
     mounts: u64,
+    /// None: the pool has no volumes.
+    life: Option<Life>,
+    /// How many programs have attached to the pool.
+    programs: u64,
     mover: MoverKeeper,
     backoff: Backoff,
     start_worker_at: Instant,
@@ -161,6 +166,8 @@ impl Supervisor {
             notifiers: Notifiers::default(),
             mount: MountKeeper::default(),
             mounts: 0,
+            life: None,
+            programs: 0,
             mover: MoverKeeper::new(&pool.dir),
             pool,
             backoff: Backoff::default(),
@@ -182,16 +189,13 @@ impl Supervisor {
 
     /// Serves until the pool ends.
     pub(crate) fn run(mut self) -> End {
-        let life = match Life::begin() {
+        match Life::begin() {
             Ok((life, page)) => {
                 self.kept.put(LIFE_TAG.to_owned(), vec![page]);
-                Some(life)
+                self.life = Some(life);
             }
-            Err(e) => {
-                tracing::warn!("the pool has no volumes: {e}");
-                None
-            }
-        };
+            Err(e) => tracing::warn!("the pool has no volumes: {e}"),
+        }
         match pacing::made_for(&self.pool.identity) {
             Ok(Some((tag, fds))) => self.kept.put(tag, fds),
             Ok(None) => {}
@@ -208,7 +212,7 @@ impl Supervisor {
             self.tend_helpers();
             if self.worker.is_none() && self.helpers_are_gone() && self.notifiers_are_gone() {
                 if let Some(stopping) = self.stopping.take() {
-                    life.inspect(Life::end);
+                    self.life.iter().for_each(Life::end);
                     return self.end(stopping);
                 }
             }
@@ -329,7 +333,10 @@ impl Supervisor {
         let mut refused = false;
         for message in worker.messages() {
             match message {
-                Message::Put(tag, fds) => self.kept.put(tag, fds),
+                Message::Put(tag, fds) => {
+                    self.programs += u64::from(tag.starts_with(PROGRAM_TAG) && !self.kept.has(&tag));
+                    self.kept.put(tag, fds);
+                }
                 Message::Remove(tag) => self.kept.remove(&tag),
                 Message::StartNotifier(socket) => self.notifiers.start(&socket),
                 Message::StartMover => self.mover.want(&self.pool.dir),

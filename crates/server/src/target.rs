@@ -8,7 +8,7 @@ use forebay_data::{
     unmount, Bounds, Capabilities, Host, HugePages, Medium, Unmount,
 };
 use forebay_sys::file_system::FileSystem;
-use forebay_types::limits::CAPACITY_BYTES_MIN;
+use forebay_types::limits::{CAPACITY_BYTES_MIN, HIGH_WATER_PERCENT};
 use forebay_types::{Code, Error, Result, MOVER_SOCKET};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
@@ -250,6 +250,17 @@ fn placement_costs(
     costs
 }
 
+/// What it costs that a disk has other data.
+fn cost_of_fullness(blocks: u64, free_blocks: u64) -> Option<String> {
+    let used_percent = blocks.saturating_sub(free_blocks).saturating_mul(100).checked_div(blocks)?;
+    (used_percent >= HIGH_WATER_PERCENT).then(|| {
+        format!(
+            "the disk is {used_percent} % full: in front of a backing store files leave the pool as soon as the store has them, \
+             and creating one may wait for space; remove data from the disk, or start the pool on another one"
+        )
+    })
+}
+
 pub(crate) fn costs_of(
     dir: &PoolDirectory,
     identity: &PoolIdentity,
@@ -263,6 +274,10 @@ pub(crate) fn costs_of(
     let memory = is_tmpfs(target_dir.as_fd());
     let mut costs = placement_costs(&Host::this(), uid, identity, &places, memory, &capabilities.fs_type);
     costs.extend(capabilities.costs());
+    if identity.backing == Backing::Directory {
+        let space = rustix::fs::fstatvfs(target_dir).ok();
+        costs.extend(space.and_then(|space| cost_of_fullness(space.f_blocks, space.f_bavail)));
+    }
     let c = &capabilities;
     let value = json!({
         "fs_type": c.fs_type,
@@ -353,6 +368,13 @@ pub(crate) fn open_target_at_rest(dir: &PoolDirectory, identity: &PoolIdentity) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cost_of_fullness_is_told_from_the_mark_on_at_which_calls_wait_for_space() {
+        assert_eq!((cost_of_fullness(1000, 101), cost_of_fullness(0, 0)), (None, None));
+        let told = cost_of_fullness(1000, 100).unwrap();
+        assert!(told.contains("90 % full") && told.contains("another one"), "{told}");
+    }
 
     #[test]
     fn placement_in_what_a_logout_clears_is_told_with_what_to_do() {

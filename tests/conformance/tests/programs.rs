@@ -19,7 +19,10 @@ fn outcome(mut shell: Command, script: &str, directory: &str) -> String {
 }
 
 fn same_as_on_the_disk(script: &str) {
-    let scratch = Scratch::on_disk();
+    same_as_in(&Scratch::on_disk(), script);
+}
+
+fn same_as_in(scratch: &Scratch, script: &str) {
     let plain = outcome(Command::new("sh"), script, scratch.text());
     let pool = TestPool::up(512);
     let mut shell = pool.forebay();
@@ -27,14 +30,14 @@ fn same_as_on_the_disk(script: &str) {
     let through = outcome(shell, script, "/forebay/work");
     assert!(
         plain.lines().count() > 3 && plain.ends_with("status 0\n"),
-        "{script} is no test on the disk:\n{plain}"
+        "{script} is no test in a plain directory:\n{plain}"
     );
     // The two directories have different names, which some programs print.
     let (plain, through) = (plain.replace(scratch.text(), "HERE"), through.replace("/forebay/work", "HERE"));
     let differing: Vec<_> = plain.lines().zip(through.lines()).filter(|(a, b)| a != b).take(5).collect();
     assert!(
         plain == through,
-        "{script} differs (disk, pool): {differing:#?}\n--- through the pool:\n{through}"
+        "{script} differs (plain directory, pool): {differing:#?}\n--- through the pool:\n{through}"
     );
     assert_eq!(pool.fsck()["clean"], true, "{:#}", pool.fsck());
 }
@@ -85,11 +88,17 @@ fn fio_does_the_same() {
 }
 
 #[test]
+fn rare_calls_give_the_same_results_and_errors_as_in_tmpfs() {
+    same_as_in(&Scratch::in_memory(), "fine_points");
+}
+
+#[test]
 fn every_script_has_a_test() {
     let there: BTreeSet<String> = std::fs::read_dir(scripts())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
         .collect();
-    let tested = ["coreutils", "shell", "tar", "rsync", "python", "sqlite", "git", "compiler", "fio"];
+    let tested =
+        ["coreutils", "shell", "tar", "rsync", "python", "sqlite", "git", "compiler", "fio", "fine_points"];
     assert_eq!(there, tested.map(str::to_owned).into());
 }

@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_sys::signals::Signals;
 use forebay_tasks::StoreSettings;
-use forebay_types::{Error, Result};
+use forebay_types::Result;
 use serde_json::{json, Value};
 
 use super::ls::put_name;
 use crate::arguments::{Attach, Detach};
 use crate::backing::{self, Attached, Url};
 use crate::staging::Style;
-use crate::{failure, pool, table};
+use crate::{failure, pool, table, unseen};
 
 pub(super) fn attach(named: Option<PathBuf>, arguments: &Attach) -> Result<ExitCode> {
     let url = Url::parse(&arguments.url)?;
@@ -51,10 +50,18 @@ pub(super) fn detach(named: Option<PathBuf>, arguments: &Detach) -> Result<ExitC
     let dir = pool::directory(named)?;
     let pool = pool::attach(&dir)?;
     let path = pool::path_within(&arguments.dir);
-    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
-        .map_err(|e| Error::io("cannot wait for signals", &e))?;
+    let signals = unseen::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])?;
     let style = Style::of_stderr(!arguments.no_progress);
-    let (drained, lost) = backing::detach(&dir, pool, &path, arguments.discard, style, &signals)?;
+    let leave = |signal| {
+        note!(
+            "forebay: stopped: the pool is up; `forebay status` says whether {} is still attached",
+            table::printable(&path)
+        );
+        crate::death::die_of(signal)
+    };
+    let (drained, lost) = unseen::guarded(&signals, leave, || {
+        backing::detach(&dir, pool, &path, arguments.discard, style, &signals)
+    })?;
     if arguments.json {
         let mut object = json!({
             "drained_files": drained.files,

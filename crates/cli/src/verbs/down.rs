@@ -1,19 +1,17 @@
 //! `forebay down`.
 
-use std::io::PipeReader;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use forebay_server::control::{self, MountOptions, MountStatus, Status};
-use forebay_server::directory::PoolDirectory;
+use forebay_server::directory::{PoolDirectory, LOG_FILE};
 use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, Attempt, DownOptions, Presence};
 use forebay_server::{Backing, PoolIdentity, Stopped};
-use forebay_sys::signals::{is_ignored, Signals};
+use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Ino, Result, STORES_MARK};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde_json::json;
 
 use super::status;
@@ -21,6 +19,7 @@ use crate::arguments::Down;
 use crate::backing::{self, Drained};
 use crate::everywhere::{self, RemoteCommand};
 use crate::staging::Style;
+use crate::unseen::{self, can_be_read};
 use crate::{failure, hosts, pool, table};
 
 /// How often a pool is copied because a program has used it meanwhile.
@@ -31,8 +30,6 @@ const STATUS_ATTEMPTS: u32 = 4;
 const CHANGING_GRACE: Duration = Duration::from_secs(5);
 /// Signals that come within this time are one: launchers and service managers send several.
 const SAME_SIGNAL: Duration = Duration::from_millis(250);
-/// How long a signal may wait to be seen: longer than the mover takes to say how far it is.
-const UNSEEN_MAX: Duration = Duration::from_secs(2);
 /// How long programs may take to end when a signal ends their pool: they have got it too, in most cases.
 const PROGRAMS_GRACE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -48,8 +45,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     }
     let dir = pool::directory(named)?;
     // A signal ends this command only where the pool is left as it was found, or stops by itself.
-    let wanted: Vec<i32> = SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
-    let signals = Signals::block(&wanted).map_err(|e| Error::io("cannot wait for signals", &e))?;
+    let signals = unseen::block(&SIGNALS)?;
     let mut ending = Ending::new(&dir, arguments, &signals);
     match ending.run() {
         Ok(Ended::Down(stopped)) => {
@@ -126,7 +122,8 @@ impl<'a> Ending<'a> {
             };
             let spares = !self.arguments.discard && may_lose(self.dir, keep);
             let interrupt = Some(self.signals.as_fd());
-            let options = DownOptions { keep, force, uses, spares, interrupt };
+            let spares_volumes = keep && !self.arguments.discard;
+            let options = DownOptions { keep, force, uses, spares, spares_volumes, interrupt };
             match launch::try_down(self.dir, options) {
                 Ok(Attempt::Stopped(stopped)) => return Ok(Ended::Down(stopped)),
                 Ok(Attempt::Used) if self.copies => {
@@ -233,20 +230,9 @@ impl<'a> Ending<'a> {
         // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have
         // ended when the pool is to be stopped: what it wrote would be lost, so this is the end.
         let uses = if force { None } else { Some(launch::ensure_unused(self.dir)?) };
-        let failed = |e: std::io::Error| Error::io("cannot wait for signals", &e);
-        let (over, working) = std::io::pipe().map_err(failed)?;
-        let (dir, mounts, signals) = (self.dir, self.mounts.clone(), self.signals);
-        std::thread::scope(|scope| {
-            let guard = move || {
-                if let Some(signal) = unseen_signal(signals, &over) {
-                    leave(dir, &mounts, "the pool is up", signal)
-                }
-            };
-            std::thread::Builder::new().spawn_scoped(scope, guard).map_err(failed)?;
-            let copied = self.copy(uses);
-            drop(working);
-            copied
-        })
+        let (dir, mounts) = (self.dir, self.mounts.clone());
+        let up = move |signal| leave(dir, &mounts, "the pool is up", signal);
+        unseen::guarded(self.signals, up, || self.copy(uses))
     }
 
     /// The copy. It may wait for a worker that does not answer, and then sees no signal.
@@ -338,21 +324,6 @@ enum Drain {
     Stopped(i32),
 }
 
-/// Waits for a signal that nobody takes for [`UNSEEN_MAX`]. None once `over` is closed.
-fn unseen_signal(signals: &Signals, over: &PipeReader) -> Option<i32> {
-    loop {
-        let mut awaited = [PollFd::new(signals, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
-        let _ = poll(&mut awaited, None);
-        let [has_come, is_over] = awaited.map(|fd| !fd.revents().is_empty());
-        if is_over || has_come && can_be_read(over, UNSEEN_MAX) {
-            return None;
-        }
-        if let Some(received) = signals.next() {
-            return Some(received.signal);
-        }
-    }
-}
-
 /// Ends this command by a signal. Mounts the pool, which stays up, where it was mounted before.
 fn leave(dir: &Path, mounts: &[MountStatus], words: &str, signal: i32) -> ! {
     mount_again(dir, mounts);
@@ -410,45 +381,73 @@ fn mount_again(dir: &Path, mounts: &[MountStatus]) {
 /// that use the pool end; a further signal ends that. If stores still lack something, or programs use the pool to the end,
 /// the pool's data are kept for the next `up`, or, where that is not possible, the pool stays up. A pool without a store is
 /// stopped under its programs.
+///
+/// While it waits for a worker or a mover that does not answer, a further signal ends that too: as if they still lacked
+/// something.
 pub(super) fn by_signal(dir: &Path, signals: &Signals) -> Result<ExitCode> {
-    let stop = |keep| {
-        let spares = may_lose(dir, keep);
-        launch::down(dir, DownOptions { keep, force: true, spares, ..DownOptions::default() })
-    };
-    let path = dir.display();
     // On a busy node the daemon may answer late.
     let answer = (0..STATUS_ATTEMPTS).find_map(|_| control::status(dir).ok());
     let Some(status) = answer else {
         let has_stores = dir.join(STORES_MARK).exists();
         if has_stores && may_lose(dir, true) {
-            return Err(launch::unanswered(dir, format!("cannot stop pool {path}")));
+            return Err(launch::unanswered(dir, format!("cannot stop pool {}", dir.display())));
         }
-        return stop(has_stores).map(|_| ExitCode::SUCCESS);
+        return stop(dir, has_stores).map(|_| ExitCode::SUCCESS);
     };
-    if status.mover.is_none() {
-        return stop(false).map(|_| ExitCode::SUCCESS);
-    }
     std::thread::sleep(SAME_SIGNAL);
     while signals.next().is_some() {}
-    let e = match copy_and_stop(dir, signals) {
-        Ok(()) => return Ok(ExitCode::SUCCESS),
-        Err(e) => e,
+    if status.mover.is_none() {
+        let stops = |signal| {
+            note!("forebay: stopped: the pool was told to stop; it stops by itself");
+            crate::death::die_of(signal)
+        };
+        return unseen::guarded(signals, stops, || stop(dir, false)).map(|_| ExitCode::SUCCESS);
+    }
+    let unanswered = |_| {
+        let e = Error::new(Code::TimedOut, uncopied(dir))
+            .why("its worker or its mover does not answer")
+            .cure(format!("see {}", dir.join(LOG_FILE).display()));
+        if let Err(e) = leave_uncopied(dir, &status, e) {
+            failure::say(&e);
+        }
+        std::process::exit(failure::FAILED.into())
     };
+    match unseen::guarded(signals, unanswered, || copy_and_stop(dir, signals)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(e) => leave_uncopied(dir, &status, e),
+    }
+}
+
+/// Stops a pool under its programs.
+fn stop(dir: &Path, keep: bool) -> Result<Stopped> {
+    let spares = may_lose(dir, keep);
+    launch::down(dir, DownOptions { keep, force: true, spares, ..DownOptions::default() })
+}
+
+/// Ends a pool whose stores may lack something so that it is not lost; the pool stays up if that is not possible. Fails with
+/// `e`.
+fn leave_uncopied(dir: &Path, status: &Status, e: Error) -> Result<ExitCode> {
+    let path = dir.display();
     if status.backing == "detached" {
         mount_again(dir, &status.mounts);
         note!("forebay: the pool stays up, and goes on copying: `forebay down --pool {path}` ends it");
         return Err(e);
     }
-    stop(true)?;
+    stop(dir, true)?;
     note!("forebay: the data are kept: `forebay up --path {path}` starts the pool with them");
     Err(e)
+}
+
+/// What could not be done.
+fn uncopied(dir: &Path) -> String {
+    format!("cannot copy everything to the backing store of pool {}", dir.display())
 }
 
 /// Copies what backing stores lack and stops the pool, once no program uses it. Fails if they still lack something, if
 /// programs use the pool for too long, or if a signal comes.
 fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
     let path = dir.display();
-    let what = || format!("cannot copy everything to the backing store of pool {path}");
+    let what = || uncopied(dir);
     let end = Instant::now() + PROGRAMS_GRACE;
     let pool = pool::attach(dir)?;
     loop {
@@ -478,12 +477,6 @@ fn copy_and_stop(dir: &Path, signals: &Signals) -> Result<()> {
                 .cure("end them before the pool"));
         }
     }
-}
-
-/// True once `fd` can be read, or was closed at its other end; false if that has not come within `period`.
-fn can_be_read(fd: &impl AsFd, period: Duration) -> bool {
-    let limit = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: period.subsec_nanos().into() };
-    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
 /// Refuses to remove a pool that was killed while a backing store was attached, or to kill one: what the store lacks is not

@@ -230,6 +230,11 @@ fn publish(
         // The mover that requested it has given it up, and may have published another version.
         Ok(Outcome::Conflict(_)) if !(reason.go_on)() => Published::Later,
         Ok(Outcome::Conflict(found)) => {
+            match reconciler.is_outdated(place) {
+                Ok(false) => {}
+                Ok(true) => return Published::Later,
+                Err(e) => return Published::Failed(e),
+            }
             match beside(reconciler, wanted, upload) {
                 Ok(()) => {}
                 Err(e) => return Published::Failed(e),

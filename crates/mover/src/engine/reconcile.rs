@@ -614,13 +614,27 @@ impl<'a> Reconciler<'a> {
             || matches!((&wanted.xattrs, xattrs), (Some(wanted), Some(has)) if sorted(wanted) != sorted(&has))
     }
 
-    /// Notes a conflict: the store has a version that the pool does not know.
+    /// True if the store has another copy at a place than this pass has read: this pass has taken it to another place, or
+    /// has put another one there. The next pass reads what is there now.
+    pub(super) fn is_outdated(&self, place: &PendingPlace) -> Result<bool> {
+        let now = self.link.pending_in(place.parent);
+        let now = now.map_err(|code| Error::new(code, "cannot read the pending places"))?;
+        let now = now.iter().find(|now| now.name == place.name);
+        Ok(now.is_none_or(|now| now.placed != place.placed))
+    }
+
+    /// Notes a conflict: the store has a version that the pool does not know. Nothing if the place
+    /// [is outdated](Self::is_outdated).
     pub(super) fn conflict(
         &self,
         place: &PendingPlace,
         path: &StorePath,
         found: Option<&Object>,
     ) -> Result<()> {
+        if self.is_outdated(place)? {
+            tracing::debug!("{path} has changed since this pass read it: {place:?}, the store has {found:?}");
+            return Ok(());
+        }
         tracing::warn!(
             "conflict at {path}: {}; `forebay state` shows it, `forebay resolve` settles it",
             if found.is_some() { "it was changed in the store" } else { "it was removed in the store" }

@@ -8,15 +8,15 @@ use forebay_types::{Code, Error};
 use rustix::io::Errno;
 use serde_json::json;
 
-use super::Supervisor;
+use super::{programs, Supervisor};
 use crate::connection::Connection;
 use crate::frame;
 use crate::identity::random_bytes;
 use crate::members::{Answers, MemberId};
 use crate::mount_process::Wanted;
-use crate::programs;
 use crate::protocol::{Ask, Reply};
 use crate::reserve::Reserve;
+use crate::store::{Kept, PIECE_TAG, THIN_PIECE_TAG};
 
 /// Maximum bytes of unread answers of a connection.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
@@ -109,7 +109,7 @@ impl Supervisor {
         }
         let (answers, token) = self.members.disconnect(id, self.now_ms());
         if let Some(token) = token {
-            let killed = programs::kill_marked(&token);
+            let killed = crate::programs::kill_marked(&token);
             tracing::warn!(member = id, killed, "a member vanished; its programs were ended");
         }
         self.answer(answers);
@@ -170,21 +170,52 @@ impl Supervisor {
                 return self.send(id, &Reply::failed(&gone));
             }
             Ask::StartMover => return self.mover.start(&self.pool.dir, id),
-            Ask::Down { uses: Some(uses), .. } if uses != self.uses() || self.members.count() > 0 => {
-                return self.send(id, &Reply::Used);
+            Ask::Down { keep, uses, spares_volumes } => {
+                // A program that has attached and a piece that was made are in the store, or in what the worker has sent.
+                self.hear_worker();
+                if uses.is_some_and(|uses| self.is_used_since(uses)) || spares_volumes && self.has_volumes() {
+                    return self.send(id, &Reply::Used);
+                }
+                return self.begin_stop(keep, Some(id));
             }
-            Ask::Down { keep, .. } => return self.begin_stop(keep, Some(id)),
         };
         self.answer(answers);
     }
 
-    /// How often programs could begin to use the pool: its members and mounts so far. A first backing store counts too:
-    /// what was there before it has nothing to copy.
+    /// How often programs could begin to use the pool: its members, mounts and attached programs so far. A first backing
+    /// store counts too: what was there before it has nothing to copy.
     fn uses(&self) -> u64 {
-        self.members.ever() + self.mounts + u64::from(self.mover.is_wanted())
+        self.members.ever() + self.mounts + self.programs + u64::from(self.mover.is_wanted())
     }
 
-    fn status(&self) -> serde_json::Value {
+    /// True if programs use the pool, or have used it since `uses` was reported.
+    fn is_used_since(&self, uses: u64) -> bool {
+        uses != self.uses() || self.members.count() > 0 || !programs::living(&self.kept).is_empty()
+    }
+
+    /// True if the pool has pieces of volumes. If not, none can be made from now on.
+    fn has_volumes(&mut self) -> bool {
+        let has_pieces =
+            |kept: &Kept| [PIECE_TAG, THIN_PIECE_TAG].iter().any(|start| kept.of(start).next().is_some());
+        if has_pieces(&self.kept) {
+            return true;
+        }
+        self.close_to_volumes(true);
+        self.hear_worker();
+        let has = has_pieces(&self.kept);
+        if has {
+            self.close_to_volumes(false);
+        }
+        has
+    }
+
+    fn close_to_volumes(&self, closed: bool) {
+        self.life.iter().for_each(|life| life.close_to_volumes(closed));
+    }
+
+    fn status(&mut self) -> serde_json::Value {
+        self.hear_worker();
+        let living = programs::living(&self.kept);
         let state = match &self.worker {
             _ if self.stopping.is_some() => "stopping",
             Some(worker) if worker.ready => "up",
@@ -214,6 +245,8 @@ impl Supervisor {
             "uptime_s": self.born.elapsed().as_secs(),
             "members": self.members.count(),
             "member_labels": self.members.labels(),
+            "programs": living.len(),
+            "program_labels": programs::labels(&living),
             "uses": self.uses(),
             "costs": self.pool.costs,
             "capabilities": self.pool.capabilities,

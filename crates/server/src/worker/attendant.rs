@@ -32,7 +32,7 @@ use crate::inherited;
 use crate::reserve::{Reserve, Seldom};
 use crate::setup::WorkerSetup;
 use connection::Connection;
-use desk::{failed, refusal, Desk, TOKEN_LISTENER, TOKEN_STOP, TOKEN_WAKE};
+use desk::{failed, refusal, Desk, Process, TOKEN_LISTENER, TOKEN_STOP, TOKEN_WAKE};
 
 /// Connections served at the same time. Further connections wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 256;
@@ -71,10 +71,10 @@ pub(super) struct Attending {
     desk: Arc<Desk>,
     to_shard: Sender<Message>,
     stop: OwnedFd,
-    /// The pidfd of each session, open while its process lives.
-    processes: Vec<(u64, OwnedFd)>,
-    newcomers: mpsc::Receiver<(u64, OwnedFd)>,
-    announce: Sender<(u64, OwnedFd)>,
+    /// The sessions whose processes live.
+    processes: Vec<Process>,
+    newcomers: mpsc::Receiver<Process>,
+    announce: Sender<Process>,
     reserve: Reserve,
 }
 
@@ -103,21 +103,25 @@ impl Attendant {
                 programs = true;
                 continue;
             }
-            let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
+            let (Some((id, is_program)), Ok([ring, pidfd])) =
+                (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
             else {
                 tracing::warn!("the descriptor store holds {tag:?}, which is unknown");
                 continue;
             };
             let ring = ServedRing::reopen(ring.as_fd()).map_err(|e| Error::io(what, &e))?;
             sessions.push(Session::local(id, ring));
-            processes.push((id, process));
+            processes.push(Process { session: id, is_program, pidfd });
         }
-        let mounter::Left { serving: mount, mounter, forgotten } =
-            mounter::restored(mounts, &processes).map_err(failed(what))?;
+        let mounter::Left { serving: mount, mounter, forgotten } = mounter::restored(mounts, |id| {
+            processes.iter().find(|process| process.session == id).map(|process| &process.pidfd)
+        })
+        .map_err(failed(what))?;
         for id in forgotten {
             self.setup.store.remove(&mount_tag(id))?;
         }
-        let known: Vec<u64> = sessions.iter().map(|s| s.id).collect();
+        let known: Vec<u64> =
+            processes.iter().filter(|process| !process.is_program).map(|process| process.session).collect();
         let attached_programs =
             AttachedPrograms::restored(programs, &known, mount.as_ref().map(|(id, _)| *id));
         let add = |fd: BorrowedFd<'_>, token: u64| {
@@ -127,8 +131,8 @@ impl Attendant {
         add(self.setup.listener.as_fd(), TOKEN_LISTENER)?;
         add(self.stop.as_fd(), TOKEN_STOP)?;
         add(wake.as_fd(), TOKEN_WAKE)?;
-        for (id, process) in &processes {
-            add(process.as_fd(), *id & (TOKEN_LISTENER - 1))?;
+        for process in &processes {
+            add(process.pidfd.as_fd(), process.session & (TOKEN_LISTENER - 1))?;
         }
         let (announce, newcomers) = mpsc::channel();
         let other_nodes = self.setup.membership.as_ref().map_or(0, |m| m.nodes.len().saturating_sub(1));
@@ -213,16 +217,15 @@ impl Attending {
     }
 
     fn process_ended(&mut self, token: u64) {
-        let Some(i) = self.processes.iter().position(|(id, _)| id & (TOKEN_LISTENER - 1) == token) else {
-            return;
-        };
-        let (id, process) = self.processes.swap_remove(i);
+        let ended = |process: &Process| process.session & (TOKEN_LISTENER - 1) == token;
+        let Some(i) = self.processes.iter().position(ended) else { return };
+        let Process { session: id, is_program, pidfd } = self.processes.swap_remove(i);
         self.desk.attached.fetch_sub(1, Ordering::Relaxed);
-        let _ = epoll::delete(&self.desk.epoll, &process);
+        let _ = epoll::delete(&self.desk.epoll, &pidfd);
         self.tell(Message::Ended(id));
         self.desk.attached_programs.leaves(id);
         self.desk.mounter.ends(id);
-        for tag in [store_tag(id), mount_tag(id)] {
+        for tag in [store_tag(id, is_program), mount_tag(id)] {
             if let Err(e) = self.desk.setup.store.remove(&tag) {
                 tracing::error!("{e}");
             }

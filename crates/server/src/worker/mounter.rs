@@ -54,14 +54,14 @@ pub(super) struct Left {
 /// Restores the mount from the stored ones (by session) and the processes of sessions. There may be several if the last
 /// worker died after the announcement of a mount's process and before it noticed the end of the one before. Only the
 /// mount whose process lives is restored.
-pub(super) fn restored(
+pub(super) fn restored<'p>(
     mounts: Vec<(u64, OwnedFd)>,
-    processes: &[(u64, OwnedFd)],
+    process_of: impl Fn(u64) -> Option<&'p OwnedFd>,
 ) -> std::result::Result<Left, Errno> {
     let mut left = Left::default();
     for (id, device) in mounts {
-        match processes.iter().find(|(of, _)| *of == id) {
-            Some((_, process)) if lives(process) => {
+        match process_of(id) {
+            Some(process) if lives(process) => {
                 let process = rustix::io::fcntl_dupfd_cloexec(process, 3)?;
                 left.mounter = Mounter { serving: Mutex::new(Some((id, process))) };
                 left.serving = Some((id, device));
@@ -140,7 +140,8 @@ mod tests {
         let processes = [(1, process_of(&dead)), (2, process_of(&living)), (3, process_of(&dead))];
         end(dead);
         let mounts = [1, 2, 3, 4].map(|id| (id, file("/dev/null")));
-        let left = restored(mounts.into(), &processes).unwrap();
+        let of = |id| processes.iter().find(|(of, _)| *of == id).map(|(_, process)| process);
+        let left = restored(mounts.into(), of).unwrap();
         assert_eq!(left.serving.map(|(id, _)| id), Some(2));
         assert_eq!(left.forgotten, [4], "no session");
         end(living);

@@ -2,6 +2,8 @@
 
 use forebay_types::NodeId;
 
+use crate::store::PROGRAM_TAG;
+
 /// Bits of a session's number below its node's.
 const SESSION_BITS: u32 = 48;
 
@@ -52,9 +54,13 @@ pub(super) fn is_of_process(session: u64) -> bool {
     !is_of_daemon(session) && session & (DAEMON - 1) != 0
 }
 
-/// Tag of a session's ring and pidfd in the descriptor store.
-pub(super) fn store_tag(id: u64) -> String {
-    format!("session {id:016x}")
+/// What begins the tags of sessions of tools and mounts.
+const OTHER_TAG: &str = "session ";
+
+/// Tag of a session's ring and pidfd in the descriptor store. The supervisor counts those of programs.
+pub(super) fn store_tag(id: u64, is_program: bool) -> String {
+    let start = if is_program { PROGRAM_TAG } else { OTHER_TAG };
+    format!("{start}{id:016x}")
 }
 
 /// Tag of the device of the mount that a session serves, in the descriptor store.
@@ -67,9 +73,13 @@ pub(super) fn session_of_mount_tag(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix("mount ")?, 16).ok()
 }
 
-/// The session of a tag.
-pub(super) fn session_of_tag(tag: &str) -> Option<u64> {
-    u64::from_str_radix(tag.strip_prefix("session ")?, 16).ok()
+/// The session of a tag, and whether it is a program's.
+pub(super) fn session_of_tag(tag: &str) -> Option<(u64, bool)> {
+    let (number, is_program) = match tag.strip_prefix(PROGRAM_TAG) {
+        Some(number) => (number, true),
+        None => (tag.strip_prefix(OTHER_TAG)?, false),
+    };
+    Some((u64::from_str_radix(number, 16).ok()?, is_program))
 }
 
 #[cfg(test)]
@@ -79,7 +89,9 @@ mod tests {
     #[test]
     fn store_tag_round_trips() {
         for id in [1, u64::MAX, 0xabc] {
-            assert_eq!(session_of_tag(&store_tag(id)), Some(id));
+            for is_program in [true, false] {
+                assert_eq!(session_of_tag(&store_tag(id, is_program)), Some((id, is_program)));
+            }
         }
         assert_eq!(session_of_tag("something else"), None);
     }

@@ -15,7 +15,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::desk::{failed, refusal, Desk, TOKEN_LISTENER};
+use super::desk::{failed, refusal, Desk, Process, TOKEN_LISTENER};
 use crate::pacing;
 use crate::protocol::WorkerAsk;
 use crate::worker::attached_programs::{Newcomer, PROGRAMS_TAG};
@@ -39,7 +39,7 @@ const BODY_BYTES_MAX: u32 = 64 * 1024;
 pub(super) struct Connection<'a> {
     pub(super) desk: &'a Desk,
     pub(super) to_shard: &'a Sender<Message>,
-    pub(super) announce: &'a Sender<(u64, OwnedFd)>,
+    pub(super) announce: &'a Sender<Process>,
     pub(super) socket: &'a OwnedFd,
 }
 
@@ -288,7 +288,8 @@ impl Connection<'_> {
         let (ring_fd, ring) = self.desk.take_ring()?;
         ring.set_epoch(self.desk.epoch);
         // First to the supervisor: once the client has its ring, a crash must not lose it.
-        self.desk.setup.store.put(&store_tag(id), &[ring_fd.as_fd(), process.as_fd()])?;
+        let is_program = kind == Newcomer::Program;
+        self.desk.setup.store.put(&store_tag(id, is_program), &[ring_fd.as_fd(), process.as_fd()])?;
         // The shard thread receives this before the client's first request wakes it.
         self.to_shard
             .send(Message::Attached(Box::new(Session::local(id, ring))))
@@ -301,7 +302,7 @@ impl Connection<'_> {
         // noticed.
         let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
         if let Err(e) = epoll::add(&self.desk.epoll, &process, token, epoll::EventFlags::IN) {
-            self.forget(id);
+            self.forget(id, is_program);
             return Err(failed("cannot watch a client")(e));
         }
         let mut fds = self.desk.with_targets(&[&ring_fd, &self.desk.doorbell_fd, &self.desk.board_fd]);
@@ -310,17 +311,17 @@ impl Connection<'_> {
         self.desk.attached.fetch_add(1, Ordering::Relaxed);
         // If the process ends before the attendant receives this, epoll reports it again. The send fails when the
         // attendant has ended, and the worker with it.
-        let _ = self.announce.send((id, process));
+        let _ = self.announce.send(Process { session: id, is_program, pidfd: process });
         let _ = rustix::io::write(&self.desk.wake, &1u64.to_ne_bytes());
         sent.map_err(|code| Error::new(code, "cannot answer a client"))
     }
 
     /// Undoes an attachment that failed.
-    fn forget(&self, id: u64) {
+    fn forget(&self, id: u64, is_program: bool) {
         let _ = self.to_shard.send(Message::Ended(id));
         self.desk.doorbell.ring();
         self.desk.attached_programs.leaves(id);
-        if let Err(e) = self.desk.setup.store.remove(&store_tag(id)) {
+        if let Err(e) = self.desk.setup.store.remove(&store_tag(id, is_program)) {
             tracing::error!("{e}");
         }
     }

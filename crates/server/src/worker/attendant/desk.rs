@@ -19,6 +19,15 @@ pub(super) const TOKEN_LISTENER: u64 = 1 << 62;
 pub(super) const TOKEN_STOP: u64 = TOKEN_LISTENER + 1;
 pub(super) const TOKEN_WAKE: u64 = TOKEN_LISTENER + 2;
 
+/// A session's process, while it lives.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) session: u64,
+    /// False for a tool and a mount.
+    pub(super) is_program: bool,
+    pub(super) pidfd: OwnedFd,
+}
+
 /// See the module.
 pub(super) struct Desk {
     pub(super) setup: WorkerSetup,

@@ -26,7 +26,7 @@ use forebay_types::{Code, Error, Ino, PieceId, Result, Rights, SegmentId};
 
 use super::call::Call;
 use crate::identity::{Backing, PoolIdentity};
-use crate::life::LIFE_TAG;
+use crate::life::{LifeSeen, LIFE_TAG};
 use crate::store::FdStore;
 use crate::worker::piece_table::{PieceKind, PieceTable};
 pub(super) use helper::Done;
@@ -77,6 +77,7 @@ pub(super) struct Volumes {
 struct Parts {
     store: FdStore,
     life: OwnedFd,
+    life_seen: LifeSeen,
     targets: Arc<NodeTargets>,
     /// Of each target: its capacity, if it is a tmpfs of the pool.
     capacities: Vec<Option<u64>>,
@@ -124,7 +125,8 @@ impl Volumes {
         }
         let (freeing, frees) = (vec![0; capacities.len()], vec![0; capacities.len()]);
         let to_helper = helper::start(tell)?;
-        let parts = Parts { store, life, targets: Arc::clone(targets), capacities, to_helper };
+        let life_seen = LifeSeen::new(&life)?;
+        let parts = Parts { store, life, life_seen, targets: Arc::clone(targets), capacities, to_helper };
         let volumes = Volumes { parts: Some(parts), pieces, table, freeing, frees, ..Volumes::default() };
         for target in 0..volumes.freeing.len() as u16 {
             // A worker may have died between two steps; a pool may have lost its pieces with its supervisor.
@@ -251,7 +253,13 @@ impl Volumes {
             let parts = self.parts.as_ref().ok_or(Code::NotSupported)?;
             let its = parts.targets.get(parts.number(target))?;
             let made = Piece::make(id, kind, its.directory()).and_then(|piece| {
-                parts.store.put(&Piece::tag(id, &kind), &piece.kept()).map_err(|e| e.code)?;
+                let tag = Piece::tag(id, &kind);
+                parts.store.put(&tag, &piece.kept()).map_err(|e| e.code)?;
+                // After it was stored: either the supervisor sees the piece when it begins to stop, or this sees that.
+                if parts.life_seen.is_closed_to_volumes() {
+                    let _ = parts.store.remove(&tag);
+                    return Err(Code::PoolGone);
+                }
                 Ok(piece)
             });
             match made {

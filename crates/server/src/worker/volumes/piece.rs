@@ -14,14 +14,11 @@ use forebay_types::{Code, PieceId, Rights};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
+use crate::store::{PIECE_TAG, THIN_PIECE_TAG};
 use crate::worker::piece_table::{self, PieceKind};
 
 /// Bytes that one call frees.
 const FREE_BYTES: u64 = 256 << 20;
-/// What the tags of pieces begin with.
-const TAG: &str = "piece ";
-/// The same for thin pieces.
-const THIN_TAG: &str = "thin piece ";
 
 pub(super) fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
@@ -102,7 +99,7 @@ impl Piece {
         let rights =
             rights.map_or_else(String::new, |Rights { uid, gid, mode }| format!(" {uid} {gid} {mode}"));
         // No seal keeps the size of a file.
-        let tag = if *is_thin { format!("{THIN_TAG}{bytes} ") } else { TAG.to_owned() };
+        let tag = if *is_thin { format!("{THIN_PIECE_TAG}{bytes} ") } else { PIECE_TAG.to_owned() };
         format!("{tag}{} {} {} {target}{rights}", id.volume.0, id.segment, id.index)
     }
 
@@ -121,9 +118,9 @@ impl Piece {
 
     /// Number, kind and reserved bytes of a piece that was kept under a tag.
     fn found(tag: &str, memory: &OwnedFd) -> Option<(PieceId, PieceKind, u64)> {
-        let (is_thin, numbers) = match tag.strip_prefix(THIN_TAG) {
+        let (is_thin, numbers) = match tag.strip_prefix(THIN_PIECE_TAG) {
             Some(numbers) => (true, numbers),
-            None => (false, tag.strip_prefix(TAG)?),
+            None => (false, tag.strip_prefix(PIECE_TAG)?),
         };
         let mut numbers = numbers.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
