@@ -49,14 +49,14 @@ fn sync_of_a_file_that_is_kept_open_copies_what_it_contains() {
 fn many_files_that_wait_for_a_request_hide_no_other() {
     let bed = Bed::new("256MiB");
     bed.attach_with("", &["--rule", "first/**=request", "--rule", "temporary/**=temporary"]);
-    bed.sh("cd /forebay/s; mkdir first temporary last; seq -f first/%g 14000 | xargs touch; \
-        seq -f temporary/%g 14000 | xargs touch; echo l > last/l");
+    // More than the mover reads at a time, 20,000.
+    bed.sh("cd /forebay/s; mkdir first temporary last; seq -f first/%g 10500 | xargs touch; \
+        seq -f temporary/%g 10500 | xargs touch; echo l > last/l");
     bed.wait("the one behind them is copied", || bed.store().join("last/l").exists());
     assert!(!bed.store().join("first/7").exists());
     bed.sh("echo m > /forebay/s/last/m.tmp");
     let synced = bed.verb(&["sync", "-r", "/s/last"]);
     assert!(synced.status.success() && bed.store().join("last/m.tmp").exists(), "{}", text(&synced));
-    bed.sh("rm -r /forebay/s/first /forebay/s/temporary");
 }
 
 #[test]
