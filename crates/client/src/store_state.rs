@@ -91,7 +91,7 @@ fn bytes<T>(reply: Reply<'_>, read: impl FnOnce(&[u8]) -> Result<T, Code>) -> Re
 
 impl Pool {
     /// The pending place of a name; none if it is not pending.
-    fn pending_place(&self, parent: Ino, name: &[u8]) -> Result<Option<PendingPlace>, Code> {
+    pub fn pending_place(&self, parent: Ino, name: &[u8]) -> Result<Option<PendingPlace>, Code> {
         // Places come in the order of their names, from the one behind the given one on.
         let mut behind = name[..name.len().saturating_sub(1)].to_vec();
         loop {

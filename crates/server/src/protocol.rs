@@ -47,7 +47,12 @@ pub(crate) enum Ask {
     /// Stop the pool. → `Stopped`, when everything of it is removed except what `keep` keeps. With `uses`, only if no
     /// program uses it, and if [`crate::control::Status::uses`] is still this number; otherwise → `Used`. With
     /// `spares_volumes` only if it has no volumes; otherwise → `Used`.
-    Down { keep: bool, uses: Option<u64>, spares_volumes: bool },
+    Down {
+        keep: bool,
+        uses: Option<u64>,
+        #[serde(default)]
+        spares_volumes: bool,
+    },
 }
 
 /// The supervisor's answers.

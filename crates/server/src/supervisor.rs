@@ -45,6 +45,10 @@ use forebay_sys::signals::Signals;
 
 /// How long an embedded pool waits for its first member.
 const FIRST_MEMBER_GRACE: Duration = Duration::from_secs(30);
+/// How long programs may take to end that were killed with their run: those with much memory take their time.
+const PROGRAMS_END: Duration = Duration::from_secs(60);
+/// How often it is looked whether they have ended.
+const PROGRAMS_LOOK: Duration = Duration::from_millis(20);
 /// How long a worker may take to stop after SIGTERM.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How much longer notifiers, which end with their worker, may stay blocked in the kernel.
@@ -95,6 +99,8 @@ pub(crate) struct Supervisor {
     is_drained: bool,
     /// `forebay down`, which drains an embedded pool whose members could not.
     drainer: Option<Helper>,
+    /// How long the programs of a run that was killed may take to end before their pool is drained.
+    left_until: Option<Instant>,
     connections: BTreeMap<MemberId, Connection>,
     next_id: MemberId,
     report: Report,
@@ -179,6 +185,7 @@ impl Supervisor {
             members: Members::default(),
             is_drained: false,
             drainer: None,
+            left_until: None,
             connections: BTreeMap::new(),
             next_id: 1,
             report,
@@ -431,6 +438,13 @@ impl Supervisor {
     /// The last member was killed before it had drained the pool to its backing store: `forebay down` does it. If it
     /// cannot, the pool stays up.
     fn drain_and_stop(&mut self) {
+        // Programs that were killed with it may still be ending, and `forebay down` refuses to stop a pool in use.
+        if !programs::living(&self.kept).is_empty() {
+            let until = *self.left_until.get_or_insert_with(|| Instant::now() + PROGRAMS_END);
+            if Instant::now() < until {
+                return;
+            }
+        }
         let path = self.pool.dir.path().to_owned();
         self.pool.identity.embedded = false;
         let started = self.pool.identity.write(&self.pool.dir).and_then(|()| {
@@ -468,7 +482,9 @@ impl Supervisor {
         let start = (self.worker.is_none() && self.stopping.is_none()).then_some(self.start_worker_at);
         let kill = self.stopping.as_ref().filter(|s| !s.killed).map(|s| s.kill_at);
         let end = self.stopping.as_ref().and_then(|s| s.end_at);
-        [tick, first, start, kill, end, self.mount.next_wake(), self.mover.next_wake()]
+        let waits_for_programs = self.pool.identity.embedded && self.left_until.is_some();
+        let programs = waits_for_programs.then(|| Instant::now() + PROGRAMS_LOOK);
+        [programs, tick, first, start, kill, end, self.mount.next_wake(), self.mover.next_wake()]
             .into_iter()
             .flatten()
             .min()

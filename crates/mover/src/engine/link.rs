@@ -187,7 +187,12 @@ impl Link {
 
     /// True if a place is pending.
     pub(super) fn is_pending(&self, directory: Ino, name: &[u8]) -> Result<bool, Code> {
-        Ok(self.pending_in(directory)?.iter().any(|place| place.name == name))
+        Ok(self.pending_place(directory, name)?.is_some())
+    }
+
+    /// The pending place of a name.
+    pub(super) fn pending_place(&self, directory: Ino, name: &[u8]) -> Result<Option<PendingPlace>, Code> {
+        self.pool.pending_place(directory, name)
     }
 
     /// The pending places in a directory.

@@ -7,6 +7,7 @@
 //! with new files of other nodes uploads nothing meanwhile: their movers get them together.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_types::{PendingPlace, Wanted};
@@ -127,6 +128,8 @@ struct Early<'a> {
     /// Places that the pass has to look at.
     left: Mutex<Vec<PendingPlace>>,
     queue: UploadQueue<Box<WantedUpload>>,
+    /// Nobody takes from the queue any more.
+    is_over: AtomicBool,
     turns: Turns<'a>,
 }
 
@@ -139,7 +142,7 @@ enum Part<'a, 'b> {
 impl Early<'_> {
     /// A directory is there: its files are added to those that are uploaded.
     fn begin(&self, adding: &Adding<'_, Box<WantedUpload>>, directory: u64) {
-        if ends(self.shared, self.at, self.reason) {
+        if self.is_over.load(Ordering::Acquire) || ends(self.shared, self.at, self.reason) {
             return;
         }
         let Some(places) = locked(&self.waiting).remove(&directory) else { return };
@@ -206,6 +209,7 @@ pub(super) fn make_directories(
         inodes: Mutex::default(),
         left: Mutex::default(),
         queue: UploadQueue::open(),
+        is_over: AtomicBool::new(false),
         turns: Turns::new(&*at.store),
     };
     let run = |part: Part<'_, '_>| match part {
@@ -216,7 +220,8 @@ pub(super) fn make_directories(
                 inode_at(place).into_iter().for_each(|directory| early.begin(&adding, directory));
             };
             let left = make_new(reconciler, directories, &mut pass, &is_made);
-            for wanted in adding.end(FILES_BEHIND_DIRECTORIES) {
+            let most = if early.is_over.load(Ordering::Acquire) { 0 } else { FILES_BEHIND_DIRECTORIES };
+            for wanted in adding.end(most) {
                 locked(&early.inodes).remove(&wanted.entry.attr.ino.0);
                 locked(&early.left).push(wanted.place);
             }
@@ -224,7 +229,9 @@ pub(super) fn make_directories(
         }
         Part::Upload => {
             let all = (&early.queue, &early.turns);
-            (Vec::new(), upload_in_batches(shared, at, all, BATCHES_AT_ONCE_SLOW_NAMES, reason))
+            let pass = upload_in_batches(shared, at, all, BATCHES_AT_ONCE_SLOW_NAMES, reason);
+            early.is_over.store(true, Ordering::Release);
+            (Vec::new(), pass)
         }
     };
     let parts = host::for_each(vec![Part::Make(reconciler, directories), Part::Upload], run);

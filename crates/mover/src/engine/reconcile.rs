@@ -617,9 +617,8 @@ impl<'a> Reconciler<'a> {
     /// True if the store has another copy at a place than this pass has read: this pass has taken it to another place, or
     /// has put another one there. The next pass reads what is there now.
     pub(super) fn is_outdated(&self, place: &PendingPlace) -> Result<bool> {
-        let now = self.link.pending_in(place.parent);
-        let now = now.map_err(|code| Error::new(code, "cannot read the pending places"))?;
-        let now = now.iter().find(|now| now.name == place.name);
+        let now = self.link.pending_place(place.parent, &place.name);
+        let now = now.map_err(|code| Error::new(code, "cannot read a pending place"))?;
         Ok(now.is_none_or(|now| now.placed != place.placed))
     }
 

@@ -136,18 +136,3 @@ fn a_pool_smaller_than_the_data_holds_all_of_it_in_front_of_the_store() {
     bed.sh("cd /forebay/s; for i in $(seq 12); do md5sum < f$i; done | cmp - $S/../sums");
     bed.sh("cd $S; for i in $(seq 12); do md5sum < f$i; done | cmp - $S/../sums");
 }
-
-/// Data that no store has, and that the mover cannot release, stand for those of others.
-#[test]
-fn creates_wait_in_vain_once_where_others_have_filled_the_disk() {
-    let bed = Bed::attached("96MiB", "", "");
-    bed.sh("head -c 73400320 /dev/zero > /forebay/theirs");
-    let begun = std::time::Instant::now();
-    bed.sh("cd /forebay/s; echo 1 > f1");
-    assert!(begun.elapsed().as_secs() >= 20, "it did not wait: {}", bed.log());
-    let begun = std::time::Instant::now();
-    bed.sh("cd /forebay/s; for i in $(seq 2 20); do echo $i > f$i; done");
-    assert!(begun.elapsed().as_secs() < 10, "{:?}, {}", begun.elapsed(), bed.log());
-    assert!(bed.log().contains("waited for space in vain"), "{}", bed.log());
-    bed.wait_drained();
-}

@@ -170,6 +170,8 @@ impl Supervisor {
                 return self.send(id, &Reply::failed(&gone));
             }
             Ask::StartMover => return self.mover.start(&self.pool.dir, id),
+            // One that stops already stops as it was told to.
+            Ask::Down { keep, .. } if self.stopping.is_some() => return self.begin_stop(keep, Some(id)),
             Ask::Down { keep, uses, spares_volumes } => {
                 // A program that has attached and a piece that was made are in the store, or in what the worker has sent.
                 self.hear_worker();

@@ -34,8 +34,6 @@ const PERSISTED_MAX: usize = 4096;
 pub(super) const WORK_NS: u64 = 1_000_000_000;
 /// How long a call waits for space. After that it meets the medium as it is.
 const SPACE_NS: u64 = 25_000_000_000;
-/// A call that has waited for all of [`SPACE_NS`], and then finds no more than this more free, has waited in vain.
-const GAIN_BYTES: u64 = 1 << 20;
 /// Time between two looks for space.
 const LOOK_NS: u64 = 10_000_000;
 /// A mover that has not asked for tasks for so long is dead, and was not started again.
@@ -48,8 +46,8 @@ const TASKS_AT_ONCE: usize = 256;
 enum WaitsFor {
     /// A task of the mover.
     Task(StoreTask),
-    /// Free space: the mover releases files. When the wait began, so much was free.
-    Space { free_bytes: u64 },
+    /// Free space: the mover releases files.
+    Space,
 }
 
 /// A call that waits.
@@ -60,12 +58,6 @@ struct Waiting {
     since_ns: u64,
     until_ns: u64,
     call: Call,
-}
-
-impl Waiting {
-    fn is_for_space(&self) -> bool {
-        matches!(self.what, WaitsFor::Space { .. })
-    }
 }
 
 /// What a call that has waited comes to.
@@ -91,11 +83,6 @@ pub(super) struct StoreWaits {
     pub(super) released: VecDeque<Released>,
     /// When a mover asked for tasks last, or the first call began to wait for one.
     seen_ns: u64,
-    /// Free bytes at the last look.
-    free_bytes: u64,
-    /// The last call that waited for space did so in vain: the mover has nothing to release, or too little. Others do not
-    /// wait until the targets are no longer full.
-    pub(super) is_in_vain: bool,
     /// When space is looked for next, and the calls before the next look when none waits.
     look_ns: u64,
     pub(super) calls_to_look: u32,
@@ -149,22 +136,17 @@ impl StoreWaits {
         self.want(task);
     }
 
-    /// A look has found so much free, and all targets full.
-    pub(super) fn is_full_with(&mut self, free_bytes: u64) {
-        self.free_bytes = free_bytes;
-    }
-
-    /// A call that needs space waits until the mover has made some. The last look was just now.
+    /// A call that needs space waits until the mover has made some.
     pub(super) fn wait_for_space(&mut self, call: Call, now_ns: u64) {
         let Client { session, slot, .. } = call.client;
         self.waiting.retain(|other| (other.call.client.session, other.call.client.slot) != (session, slot));
-        let what = WaitsFor::Space { free_bytes: self.free_bytes };
+        let what = WaitsFor::Space;
         self.waiting.push(Waiting { what, since_ns: now_ns, until_ns: now_ns + SPACE_NS, call });
     }
 
     /// True when calls wait for space, and it is time to look for it.
     pub(super) fn is_to_look_for_space(&mut self, now_ns: u64) -> bool {
-        if self.look_ns > now_ns || !self.waiting.iter().any(Waiting::is_for_space) {
+        if self.look_ns > now_ns || !self.waiting.iter().any(|waiting| waiting.what == WaitsFor::Space) {
             return false;
         }
         self.look_ns = now_ns + LOOK_NS;
@@ -173,13 +155,8 @@ impl StoreWaits {
 
     /// There is space: the calls that wait for it go on.
     pub(super) fn has_space(&mut self) {
-        self.is_in_vain = false;
-        self.end_waits_for_space();
-    }
-
-    fn end_waits_for_space(&mut self) {
         let all = std::mem::take(&mut self.waiting).into_iter();
-        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(Waiting::is_for_space);
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|waiting| waiting.what == WaitsFor::Space);
         self.waiting = waiting;
         self.released.extend(over.into_iter().map(|waiting| Released::Again(waiting.call)));
     }
@@ -356,14 +333,7 @@ impl StoreWaits {
         self.waiting = waiting;
         for Waiting { what, since_ns, call, .. } in over {
             self.released.push_back(match what {
-                WaitsFor::Space { free_bytes } => {
-                    let is_in_vain = self.free_bytes <= free_bytes.saturating_add(GAIN_BYTES);
-                    if is_in_vain && !std::mem::replace(&mut self.is_in_vain, true) {
-                        tracing::warn!(
-                            "a call has waited for space in vain: what the pool can release is too little, as its medium is \
-                             full of other data; until some of them are removed, calls wait no longer, and use what is left"
-                        );
-                    }
+                WaitsFor::Space => {
                     self.answered_as_it_is.push(call.client);
                     Released::Again(call)
                 }
@@ -396,9 +366,6 @@ impl StoreWaits {
                 }
             });
         }
-        if self.is_in_vain {
-            self.end_waits_for_space(); // of those that came later
-        }
     }
 
     /// True, once, for a call that has waited long enough and is to be answered.
@@ -427,7 +394,7 @@ impl StoreWaits {
     pub(super) fn next_ns(&self) -> Option<u64> {
         let mover = self.idle_mover.iter().map(|(until, _)| *until);
         let next = |waiting: &Waiting| match waiting.what {
-            WaitsFor::Space { .. } => waiting.until_ns.min(self.look_ns),
+            WaitsFor::Space => waiting.until_ns.min(self.look_ns),
             WaitsFor::Task(_) => waiting.until_ns,
         };
         self.waiting.iter().map(next).chain(mover).min()
@@ -534,29 +501,6 @@ mod tests {
         waits.expire(10 + SPACE_NS);
         assert_eq!(released(&mut waits), [(1, None)]);
         assert!(waits.has_waited(&call(1, 2).client));
-    }
-
-    #[test]
-    fn calls_that_wait_for_space_in_vain_end_the_waits_of_others_until_there_is_space() {
-        let (mut waits, free_bytes) = (StoreWaits::default(), 100 << 20);
-        waits.is_full_with(free_bytes);
-        waits.wait_for_space(call(1, 1), 0);
-        waits.wait_for_space(call(2, 1), SPACE_NS / 2);
-        // What one file takes or frees is no gain.
-        waits.is_full_with(free_bytes + GAIN_BYTES);
-        waits.expire(SPACE_NS);
-        assert_eq!(released(&mut waits), [(1, None), (2, None)]);
-        assert!(waits.is_in_vain);
-        waits.has_space();
-        assert!(!waits.is_in_vain);
-        // While the mover makes space, calls wait.
-        waits.is_full_with(free_bytes);
-        waits.wait_for_space(call(1, 2), 0);
-        waits.wait_for_space(call(2, 2), SPACE_NS / 2);
-        waits.is_full_with(free_bytes + GAIN_BYTES + 1);
-        waits.expire(SPACE_NS);
-        assert_eq!(released(&mut waits), [(1, None)]);
-        assert!(!waits.is_in_vain);
     }
 
     #[test]

@@ -22,19 +22,15 @@ use crate::worker::store_waits::Released;
 const CALLS_A_LOOK: u32 = 15;
 const LOOK_NS: u64 = 1_000_000;
 
-/// The free bytes of this node's targets, if all are filled up to the high watermark. Volumes do not count: the mover can
-/// make no room for files in their memory.
-fn free_bytes_if_filled(targets: &NodeTargets) -> Option<u64> {
-    let free_bytes = |target: &Target| {
+/// True when all targets of this node are filled up to the high watermark. Volumes do not count: the mover can make no
+/// room for files in their memory.
+fn is_filled(targets: &NodeTargets) -> bool {
+    let is_filled = |target: &Target| {
         let space = target.space_for_files().unwrap_or_default();
         let used = space.total_bytes.saturating_sub(space.free_bytes);
-        let is_filled = used.saturating_mul(100) >= space.total_bytes.saturating_mul(HIGH_WATER_PERCENT);
-        is_filled.then_some(space.free_bytes)
+        used.saturating_mul(100) >= space.total_bytes.saturating_mul(HIGH_WATER_PERCENT)
     };
-    match targets.for_files() {
-        [] => None,
-        targets => targets.iter().map(free_bytes).sum(),
-    }
+    !targets.for_files().is_empty() && targets.for_files().iter().all(is_filled)
 }
 
 impl ShardThread<'_> {
@@ -205,10 +201,8 @@ impl ShardThread<'_> {
     /// files, for a limited time. True when the call waits.
     #[inline]
     fn wait_for_space(&mut self, call: &Call, ino: Ino) -> Result<bool> {
-        if !self.batch()?.waits_for_space(ino) || !self.is_full() || self.store.has_waited(&call.client) {
-            return Ok(false);
-        }
-        if self.store.is_in_vain {
+        // Asked first, also if there is space by now: it is told once.
+        if !self.batch()?.waits_for_space(ino) || self.store.has_waited(&call.client) || !self.is_full() {
             return Ok(false);
         }
         self.store.wait_for_space(call.clone(), call_clock());
@@ -225,12 +219,7 @@ impl ShardThread<'_> {
         }
         self.store.look_at_ns = now + LOOK_NS;
         self.store.calls_to_look = CALLS_A_LOOK;
-        let free_bytes = free_bytes_if_filled(&self.targets);
-        self.store.was_full = free_bytes.is_some();
-        match free_bytes {
-            Some(free_bytes) => self.store.is_full_with(free_bytes),
-            None => self.store.is_in_vain = false,
-        }
+        self.store.was_full = is_filled(&self.targets);
         self.store.was_full
     }
 
@@ -302,14 +291,9 @@ impl ShardThread<'_> {
         if !self.store.is_empty() {
             let now = call_clock();
             self.store.expire(now);
-            if self.store.is_to_look_for_space(now) {
-                match free_bytes_if_filled(&self.targets) {
-                    Some(free_bytes) => self.store.is_full_with(free_bytes),
-                    None => {
-                        self.store.was_full = false;
-                        self.store.has_space();
-                    }
-                }
+            if self.store.is_to_look_for_space(now) && !is_filled(&self.targets) {
+                self.store.was_full = false;
+                self.store.has_space();
             }
         }
         if !self.mover_mail.is_empty() {
