@@ -322,10 +322,9 @@ impl Pool {
             if component.len() > NAME_MAX {
                 return Err(Code::NameTooLong.into());
             }
-            let name = Name::new(component);
             walk.dir.check(self, EXECUTE)?;
             if last {
-                let last = match name.as_bytes() {
+                let last = match component {
                     b"." => Last::Dot,
                     b".." => {
                         if walk.dir.ino == walk.root()? {
@@ -334,23 +333,25 @@ impl Pool {
                         }
                         Last::DotDot
                     }
-                    _ => Last::Name(name),
+                    name => Last::Name(Name::new(name)),
                 };
                 return Ok(Parent { dir: walk.dir, last, slash });
             }
             walk.at = end;
-            self.descend(&mut walk, &name)?;
+            self.descend(&mut walk, start)?;
         }
     }
 
-    /// Takes one component that is not the last: into a directory, or through a symlink.
-    fn descend(&self, walk: &mut Walk<'_, '_>, name: &Name) -> Door<()> {
-        match name.as_bytes() {
+    /// Takes one component that is not the last, which begins at `start` and ends at `walk.at`: into a directory, or through
+    /// a symlink. The name is looked up where it is, since copies of names would take a good part of a walk's time.
+    fn descend(&self, walk: &mut Walk<'_, '_>, start: usize) -> Door<()> {
+        let name = &walk.bytes()[start..walk.at];
+        match name {
             b"." => return Ok(()),
             b".." => return walk.up(),
             _ => {}
         }
-        let found = self.lookup_name(walk.dir.ino, name.as_bytes())?;
+        let found = self.lookup_name(walk.dir.ino, name)?;
         match found.kind {
             Kind::Directory => {
                 walk.dir = Dir { ino: found.ino, permissions: Some(found.permissions) };
@@ -418,22 +419,22 @@ impl Pool {
             if component.len() > NAME_MAX {
                 return Err(Code::NameTooLong.into());
             }
-            let name = Name::new(component);
             walk.dir.check(self, EXECUTE)?;
-            walk.at = end;
-            if !last || matches!(name.as_bytes(), b"." | b"..") {
-                self.descend(&mut walk, &name)?;
+            if !last || matches!(component, b"." | b"..") {
+                walk.at = end;
+                self.descend(&mut walk, start)?;
                 continue;
             }
             // As in Linux, whatever the name leads to.
             if slash && to_create {
                 return Err(Code::IsDirectory.into());
             }
-            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create, asked) {
+            let found = match self.lookup_last(walk.dir.ino, component, to_create, asked) {
                 Ok(found) => found,
-                Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, name)),
+                Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, Name::new(component))),
                 Err(code) => return Err(code.into()),
             };
+            walk.at = end;
             match found.kind {
                 Kind::Symlink if follow || slash => walk.follow(found.ino)?,
                 Kind::Directory => return Ok(Target::Found(found)),

@@ -15,7 +15,8 @@ pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: 
     if matches!(name, b"user." | b"trusted." | b"security.") {
         return Err(Code::Invalid);
     }
-    let root = caller().uid == 0;
+    // Asked only where it counts: `ls -l` reads `security.selinux` of each file.
+    let is_root = || caller().uid == 0;
     if name.starts_with(b"user.") {
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             return Err(if write { Code::NotPermitted } else { Code::NoAttribute });
@@ -24,14 +25,14 @@ pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: 
         return if permits((mode, uid, gid), want, false) { Ok(()) } else { Err(Code::AccessDenied) };
     }
     if name.starts_with(b"trusted.") {
-        return match (root, write) {
+        return match (is_root(), write) {
             (true, _) => Ok(()),
             (false, true) => Err(Code::NotPermitted),
             (false, false) => Err(Code::NoAttribute),
         };
     }
     if name.starts_with(b"security.") {
-        return if root || !write { Ok(()) } else { Err(Code::NotPermitted) };
+        return if !write || is_root() { Ok(()) } else { Err(Code::NotPermitted) };
     }
     // POSIX ACLs are not enforced here, so they are not stored: programs fall back to the mode.
     Err(Code::NotSupported)
@@ -51,7 +52,7 @@ impl Pool {
         value: &mut [u8],
         escape: &mut PathBuffer,
     ) -> Door<usize> {
-        self.with_entry(place, follow, escape, |entry| self.get_xattr_inode(entry.attr.ino, name, value))
+        self.with_entry(place, follow, escape, |entry| self.get_xattr_of(&entry.attr, name, value))
     }
 
     /// `setxattr` or `lsetxattr`.
@@ -77,7 +78,7 @@ impl Pool {
         names: &mut [u8],
         escape: &mut PathBuffer,
     ) -> Door<usize> {
-        self.with_entry(place, follow, escape, |entry| self.list_xattr_inode(entry.attr.ino, names))
+        self.with_entry(place, follow, escape, |entry| self.list_xattr_of(&entry.attr, names))
     }
 
     /// `removexattr` or `lremovexattr`.
@@ -93,11 +94,16 @@ impl Pool {
 
     /// [`Pool::get_xattr`] of an inode.
     pub fn get_xattr_inode(&self, ino: Ino, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
-        let attr = self.get_attr(ino)?.attr;
-        check_name(owned(&attr), name, false)?;
+        self.get_xattr_of(&self.get_attr(ino)?.attr, name, value)
+    }
+
+    /// The same with the inode's attributes, which were read in this call.
+    fn get_xattr_of(&self, attr: &Attr, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
+        check_name(owned(attr), name, false)?;
         if attr.flags & FLAG_HAS_VALUES == 0 {
             return Err(Code::NoAttribute);
         }
+        let ino = attr.ino;
         self.ask_long(&Request::GetXattr { ino, name }, |reply| copy_bytes(reply, value))
     }
 
@@ -120,9 +126,15 @@ impl Pool {
 
     /// [`Pool::list_xattr`] of an inode.
     pub fn list_xattr_inode(&self, ino: Ino, names: &mut [u8]) -> Result<usize, Code> {
-        if self.get_attr(ino)?.attr.flags & FLAG_HAS_VALUES == 0 {
+        self.list_xattr_of(&self.get_attr(ino)?.attr, names)
+    }
+
+    /// The same with the inode's attributes, which were read in this call.
+    fn list_xattr_of(&self, attr: &Attr, names: &mut [u8]) -> Result<usize, Code> {
+        if attr.flags & FLAG_HAS_VALUES == 0 {
             return Ok(0);
         }
+        let ino = attr.ino;
         let root = caller().uid == 0;
         self.ask_long(&Request::ListXattr { ino }, |reply| {
             let Reply::Bytes(all) = reply else { return Err(Code::Malformed) };

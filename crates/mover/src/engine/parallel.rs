@@ -23,6 +23,8 @@ const LATE_SHARE: usize = ALL_SLOW / 4;
 const ITEMS_IN_A_ROW: usize = 8;
 /// Threads for a store that answers at once, at least: a call that hangs holds up one of them.
 const THREADS_MIN: usize = 4;
+/// The same for items that are needed in their order: one calls the store while the other waits for the pool.
+const IN_ORDER_MIN: usize = 2;
 /// Threads for what takes microseconds, and items for which one more is worth its start.
 const FEW_THREADS: usize = 4;
 const ITEMS_A_THREAD: usize = 256;
@@ -61,12 +63,25 @@ pub(super) fn in_parallel_if_slow<T: Sync, R: Send>(
 
 /// The same for items that are needed in their order: all threads take the next one. `each` returns how long the store took
 /// for its first answer, if it was asked: not what the pool took, which serves the program that needs the items.
+///
+/// While the store answers at once, a few threads keep the pool busy, and the program needs a processor too. One whose call
+/// hangs holds up no item that the program waits for: the pool asks for that one by itself.
 pub(super) fn in_order_if_slow<T: Sync>(
     store: &Limited,
     items: &[T],
     each: impl Fn(&T) -> Option<Duration> + Sync,
 ) {
-    in_parallel_on(processors(), 1, store, items, |_, item| ((), each(item)));
+    let lateness = Lateness::of(store);
+    in_threads(
+        || lateness.threads_in_order_on(processors(), store),
+        1,
+        items,
+        |_, item| {
+            if let Some(took) = each(item) {
+                lateness.note(took);
+            }
+        },
+    );
 }
 
 /// The same with the number of processors, and of items that a thread takes one after the other. `each` returns its result,
@@ -119,8 +134,20 @@ impl Lateness {
         self.threads_on(processors(), store)
     }
 
+    /// The same for items that a program needs in their order.
+    fn threads_in_order_on(&self, processors: usize, store: &Limited) -> usize {
+        match self.is_late() {
+            true => threads_for(store),
+            false => processors.clamp(IN_ORDER_MIN, THREADS_MIN).min(threads_for(store)),
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.slow_share.load(Ordering::Relaxed) >= LATE_SHARE
+    }
+
     fn threads_on(&self, processors: usize, store: &Limited) -> usize {
-        match self.slow_share.load(Ordering::Relaxed) >= LATE_SHARE {
+        match self.is_late() {
             true => threads_for(store),
             false => processors.max(THREADS_MIN).min(threads_for(store)),
         }
@@ -317,6 +344,16 @@ mod tests {
             (together.are(most), None)
         });
         assert!(all.into_iter().all(|came| came));
+    }
+
+    #[test]
+    fn items_in_order_get_few_threads_until_the_store_answers_late() {
+        let store = store();
+        let lateness = Lateness::default();
+        let threads = |processors| lateness.threads_in_order_on(processors, &store);
+        assert_eq!([1, 2, 3, 64].map(threads), [2, 2, 3, THREADS_MIN]);
+        (0..4 * CALL_WEIGHT).for_each(|_| lateness.note(2 * SLOW));
+        assert_eq!([1, 64].map(threads), [threads_for(&store); 2]);
     }
 
     #[test]

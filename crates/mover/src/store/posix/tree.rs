@@ -20,8 +20,9 @@ use crate::store::temporary::TemporaryName;
 
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
-/// Names of a listing that are looked at together: the first ones of them one after the other, and when each took longer
-/// than [`LOOK_SLOW`], the others by [`LOOKS_AT_ONCE`] threads.
+/// Names of a listing that are looked at together: the first ones of them one after the other, and when most took longer
+/// than [`LOOK_SLOW`], the others by [`LOOKS_AT_ONCE`] threads. Not when all together took long: on a busy node one of them
+/// may have waited for a processor.
 const LOOKS_TOGETHER: usize = 1024;
 const LOOKS_FIRST: usize = 8;
 const LOOK_SLOW: Duration = Duration::from_micros(500);
@@ -57,9 +58,15 @@ fn look_at_all<E>(
 ) -> Result<(), E> {
     let one = |name: &Vec<u8>| look(At { directory, name });
     let (first, rest) = names.split_at(names.len().min(LOOKS_FIRST));
-    let begun = Instant::now();
-    let found: Vec<_> = first.iter().map(one).collect();
-    let is_slow = begun.elapsed() >= LOOKS_FIRST as u32 * LOOK_SLOW;
+    let mut slow = 0;
+    let timed = |name| {
+        let begun = Instant::now();
+        let found = one(name);
+        slow += usize::from(begun.elapsed() >= LOOK_SLOW);
+        found
+    };
+    let found: Vec<_> = first.iter().map(timed).collect();
+    let is_slow = slow > LOOKS_FIRST / 2;
     found.into_iter().try_for_each(&mut each)?;
     if rest.len() < LOOKS_FIRST || !is_slow {
         return rest.iter().map(one).try_for_each(each);
