@@ -519,6 +519,8 @@ impl Hooks {
         if let Some(persistent) = &job.request.persistent {
             self.leave(&job, persistent, has_run)?;
         }
+        // It was requeued while it started. That is no reason to hold it.
+        job.failed = job.failed.filter(|why| !why.ends_with(command::ENDED));
         job.state = State::TornDown;
         job.hurry = hurry;
         job.changed_s = now_s();
