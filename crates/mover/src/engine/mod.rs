@@ -53,6 +53,7 @@ mod stores;
 mod through;
 mod trees;
 mod upload;
+mod upload_batches;
 mod upload_directories;
 mod upload_queue;
 mod walks;

@@ -13,15 +13,15 @@ use std::sync::{Mutex, PoisonError};
 use forebay_types::{PendingPlace, Wanted};
 
 use super::batch::Turns;
-use super::drain::{
-    ends, open_files, upload_in_batches, ALONE_BYTES, BATCHES_AT_ONCE_SLOW_NAMES, BATCH_FILES_SLOW_NAMES,
-};
 use super::name_turns::NameTurns;
 use super::parallel::in_parallel;
 use super::pass::{failed, Pass, Reason};
 use super::reconcile::{Next, Reconciler};
 use super::shared::{copied_by, locked, Shared};
 use super::stores::AttachedStore;
+use super::upload_batches::{
+    ends, open_files, upload_in_batches, ALONE_BYTES, BATCHES_AT_ONCE_SLOW_NAMES, BATCH_FILES_SLOW_NAMES,
+};
 use super::upload_queue::{Adding, UploadQueue};
 use super::wanted::WantedUpload;
 use crate::host;
