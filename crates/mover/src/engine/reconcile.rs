@@ -423,7 +423,12 @@ impl<'a> Reconciler<'a> {
     }
 
     /// Removes a version whose inode is gone.
-    fn clear(&self, place: &PendingPlace, path: &StorePath, version: Option<StoreVersion>) -> Result<bool> {
+    pub(super) fn clear(
+        &self,
+        place: &PendingPlace,
+        path: &StorePath,
+        version: Option<StoreVersion>,
+    ) -> Result<bool> {
         let Some(version) = version else { return Ok(true) };
         if !self.intend(place, StoreVersion::NOTHING)? {
             return Ok(false);

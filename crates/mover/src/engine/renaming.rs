@@ -1,6 +1,8 @@
 //! Gives what the store has another name, when a place is to get an inode whose copy lies at another place.
 
-use forebay_types::{Code, CopyOf, Entry, Error, PendingPlace, Placed, Result, StoreVersion, EPOCH_UNKNOWN};
+use forebay_types::{
+    Code, CopyOf, Entry, Error, Kind, PendingPlace, Placed, Result, StoreVersion, EPOCH_UNKNOWN,
+};
 
 use super::reconcile::{pool_error, DirectoryMove, Next, Parked, Reconciler};
 use super::restore;
@@ -15,6 +17,9 @@ impl Reconciler<'_> {
         let name = format!("forebay-parked-{}", placed.ino).into_bytes();
         let parent = path.parent().unwrap_or_default();
         let to = parent.join(&name).map_err(|code| Error::new(code, "a path in the store is too long"))?;
+        if !self.clear_parked(place, placed, &name, &to)? {
+            return Ok(Parked::Later);
+        }
         let there = PendingPlace { name: name.clone(), ..place.clone() };
         if !self.intend(place, placed.version)? || !self.intend(&there, placed.version)? {
             return Ok(Parked::Later);
@@ -26,6 +31,32 @@ impl Reconciler<'_> {
                 Ok(Parked::Free)
             }
             Outcome::Conflict(found) => Ok(Parked::Changed(found)),
+        }
+    }
+
+    /// Removes a copy that an earlier pass has parked, and that no pass has removed since the inode was uploaded under another
+    /// name. False if it must stay for now.
+    fn clear_parked(
+        &self,
+        place: &PendingPlace,
+        placed: &Placed,
+        name: &[u8],
+        path: &StorePath,
+    ) -> Result<bool> {
+        let parked = self.link.pending_in(place.parent);
+        let parked = parked.map_err(|code| Error::new(code, "cannot read the pending places"))?;
+        let Some(parked) = parked.into_iter().find(|parked| parked.name == name) else { return Ok(true) };
+        let Some(earlier) = parked.placed else { return Ok(true) };
+        let copy = match self.stores.locate(placed.ino) {
+            Err(e) if e.code == Code::NotFound => None,
+            located => located?.placed,
+        };
+        // The file's last copy is fetched from there before.
+        let is_last =
+            copy.is_some_and(|copy| copy.version == earlier.version) && earlier.version != placed.version;
+        match is_last || earlier.kind == Kind::Directory {
+            true => Ok(false),
+            false => self.clear(&parked, path, Some(earlier.version)),
         }
     }
 

@@ -31,3 +31,22 @@ fn places_that_other_places_take_from_get_what_the_pool_has_there_without_a_conf
         assert_eq!(there, here, "{script}: {}", bed.log());
     }
 }
+
+/// A pass has put a copy aside, and uploads its file under another name. Before the next pass removes the copy, the upload
+/// has to be put aside too.
+#[test]
+fn copy_that_is_put_aside_while_an_earlier_one_of_the_file_still_is_makes_no_conflict() {
+    let bed = Bed::attached("256MiB", "", "");
+    bed.sh("cd /forebay/s; for f in a aa b c; do echo $f > $f; done");
+    bed.wait_drained();
+    bed.sh("ls -R /forebay/s > $S/../listed");
+    meet(&bed, "echo more >> a; mv a aa; mv b a", "true");
+    let uploaded = || std::fs::read(bed.store().join("aa")).is_ok_and(|bytes| bytes == b"a\nmore\n");
+    while !uploaded() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    meet(&bed, "mv aa ab; mv c aa", "true");
+    bed.wait_drained();
+    assert_eq!(bed.sums()["conflicts"], 0, "{}", bed.log());
+    assert_eq!(bed.sh("cd $S; ls; cat a aa ab"), "a\naa\nab\nb\nc\na\nmore\n", "{}", bed.log());
+}
