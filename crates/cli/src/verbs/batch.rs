@@ -178,18 +178,24 @@ pub(super) fn recover(job: u32, arguments: &Recover) -> Result<ExitCode> {
             "leave out the others, or name the directories of a pool",
         ));
     }
-    let done = kept::recover(job, arguments.to.as_deref().map(Path::new))?;
+    let kept::Recovered { done, mut failed } = kept::recover(job, arguments.to.as_deref().map(Path::new))?;
+    if done.is_empty() && failed.len() == 1 {
+        return Err(failed.remove(0));
+    }
+    failed.iter().for_each(failure::say);
     if arguments.json {
-        failure::print_json(&json!(done
-            .iter()
-            .map(|(from, to)| json!({ "from": from, "to": to }))
-            .collect::<Vec<_>>()));
-        return Ok(ExitCode::SUCCESS);
+        let done = done.iter().map(|(from, to)| json!({ "from": from, "to": to }));
+        let failed_ones = failed.iter().map(|e| json!({ "error": failure::value(e) }));
+        failure::print_json(&json!(done.chain(failed_ones).collect::<Vec<_>>()));
+    } else {
+        for (from, to) in done {
+            failure::put(format!("{} is copied to {}\n", from.display(), to.display()));
+        }
     }
-    for (from, to) in done {
-        failure::put(format!("{} is copied to {}\n", from.display(), to.display()));
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(match failed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(failure::FAILED),
+    })
 }
 
 #[cfg(test)]
