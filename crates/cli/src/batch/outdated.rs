@@ -2,7 +2,9 @@
 //! a lost node is back. It is kept, as it must neither replace what the later run has written nor be lost.
 
 use std::ffi::OsStr;
+use std::fs::DirBuilder;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -130,11 +132,14 @@ impl Turns<'_> {
         let at = self.place()?;
         let manifest = at.with_file_name(MANIFEST_FILE);
         let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", at.display());
+        let mut private = DirBuilder::new();
+        private.recursive(true).mode(0o700);
         let mut text = Vec::new();
         for place in places {
             let path = place.path();
             let kept = at.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path)));
-            kept.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+            // They stand for directories of which this copy knows no modes.
+            kept.parent().map_or(Ok(()), |above| private.create(above)).map_err(failed)?;
             match place.target() {
                 // Stage-out would copy what the link leads to.
                 Some(target) => {

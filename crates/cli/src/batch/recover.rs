@@ -12,6 +12,9 @@ use super::registry;
 use super::staging::{Kept, LIST_FILE};
 use crate::backing::Url;
 
+/// Paths of one cp(1).
+const COPIED_AT_ONCE: usize = 200;
+
 /// What was copied where, and what was not.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
@@ -121,24 +124,47 @@ fn destination_of(kept: &Kept, to: Option<&Path>) -> Result<String> {
 }
 
 /// Copies by cp(1), which keeps modes, times, links and holes. The place has one entry, or the contents of a directory
-/// if the job's source ended with a slash, as stage-out had put it there.
+/// if the job's source ended with a slash, as stage-out had put it there. The place itself is no copy: the destination
+/// keeps its own attributes.
 fn copy(kept: &Kept, destination: &str) -> Result<()> {
     let what = || format!("cannot copy {} to {destination}", kept.place.display());
     let failed = |e: &std::io::Error| Error::io(what(), e);
     let into = destination.ends_with('/') || Path::new(destination).is_dir() || kept.source.ends_with('/');
-    let (from, at) = if into {
+    if into {
         std::fs::create_dir_all(destination).map_err(|e| failed(&e))?;
-        (kept.place.join("."), PathBuf::from(destination))
-    } else {
-        let mut entries = std::fs::read_dir(&kept.place).map_err(|e| failed(&e))?;
-        let first = entries.next().transpose().map_err(|e| failed(&e))?;
-        let first = first.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is empty"))?;
-        if let Some(above) = Path::new(destination).parent() {
-            std::fs::create_dir_all(above).map_err(|e| failed(&e))?;
+        return merge(&kept.place, Path::new(destination), kept.source == "/", &what);
+    }
+    let mut entries = std::fs::read_dir(&kept.place).map_err(|e| failed(&e))?;
+    let first = entries.next().transpose().map_err(|e| failed(&e))?;
+    let first = first.ok_or_else(|| Error::new(Code::NotFound, what()).why("it is empty"))?;
+    if let Some(above) = Path::new(destination).parent() {
+        std::fs::create_dir_all(above).map_err(|e| failed(&e))?;
+    }
+    run(Command::new("cp").arg("-aT").arg(first.path()).arg(destination), &what)
+}
+
+/// Copies the entries of a directory into one that exists. With `deep`, directories in it that exist keep their attributes,
+/// too: of what a pool's store lacked, those above are only the way to it.
+fn merge(from: &Path, to: &Path, deep: bool, what: &dyn Fn() -> String) -> Result<()> {
+    let failed = |e: &std::io::Error| Error::io(what(), e);
+    let mut copied = Vec::new();
+    for entry in std::fs::read_dir(from).map_err(|e| failed(&e))? {
+        let entry = entry.map_err(|e| failed(&e))?;
+        let at = to.join(entry.file_name());
+        let is_there = || std::fs::symlink_metadata(&at).is_ok_and(|there| there.is_dir());
+        match deep && entry.file_type().is_ok_and(|kind| kind.is_dir()) && is_there() {
+            true => merge(&entry.path(), &at, deep, what)?,
+            false => copied.push(entry.path()),
         }
-        (first.path(), PathBuf::from(destination))
-    };
-    let output = Command::new("cp").arg("-aT").arg(&from).arg(&at).output().map_err(|e| failed(&e))?;
+    }
+    for some in copied.chunks(COPIED_AT_ONCE) {
+        run(Command::new("cp").arg("-a").args(some).arg(to.join(".")), what)?;
+    }
+    Ok(())
+}
+
+fn run(copy: &mut Command, what: &dyn Fn() -> String) -> Result<()> {
+    let output = copy.output().map_err(|e| Error::io(what(), &e))?;
     if !output.status.success() {
         let why = super::command::reason(&String::from_utf8_lossy(&output.stderr));
         return Err(Error::new(Code::Io, what()).why(why).cure("the data stay where they are: try it again"));
@@ -183,6 +209,47 @@ mod tests {
         assert_eq!((second.done.len(), second.failed.len()), (1, 0));
         assert_eq!(std::fs::read(base.join("mine/b")).unwrap(), b"b");
         assert!(!dir.exists());
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn directories_that_exist_keep_their_modes() {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt;
+        let base = std::env::temp_dir().join(format!("forebay-modes-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&base);
+        let dir = base.join("7.0");
+        for path in ["7.0/0/secret/new", "7.0/1", "store/secret", "other"] {
+            std::fs::create_dir_all(base.join(path)).unwrap();
+        }
+        for path in ["7.0/0/secret/a", "7.0/0/secret/new/b", "7.0/1/c"] {
+            std::fs::write(base.join(path), path).unwrap();
+        }
+        let set = |path: &str, mode| {
+            std::fs::set_permissions(base.join(path), Permissions::from_mode(mode)).unwrap();
+        };
+        let private = ["store", "store/secret", "other"];
+        private.iter().for_each(|path| set(path, 0o700));
+        ["7.0/0", "7.0/0/secret", "7.0/1"].iter().for_each(|path| set(path, 0o755));
+        set("7.0/0/secret/new", 0o750);
+        let kept = |place: &str, source: &str, destination: &str| Kept {
+            job: 7,
+            source: source.to_owned(),
+            destination: base.join(destination).display().to_string(),
+            place: dir.join(place),
+        };
+        // What a store lacked, and a file that was to be staged out into a directory.
+        let all = [kept("0", "/", "store"), kept("1", "/c", "other")];
+        registry::write(&dir.join(LIST_FILE), &all).unwrap();
+        let mut recovered = Recovered::default();
+        from(&dir, None, &mut recovered).unwrap();
+        assert_eq!(recovered.done.len(), 2, "{recovered:?}");
+        let mode = |path: &str| std::fs::metadata(base.join(path)).unwrap().mode() & 0o777;
+        assert_eq!(private.map(mode), [0o700; 3]);
+        assert_eq!(mode("store/secret/new"), 0o750);
+        for path in ["store/secret/a", "store/secret/new/b", "other/c"] {
+            assert!(base.join(path).exists(), "{path}");
+        }
         std::fs::remove_dir_all(&base).unwrap();
     }
 
