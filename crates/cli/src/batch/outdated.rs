@@ -16,7 +16,7 @@ use super::staging::{stays, was_made, Turns};
 /// Why it is kept.
 const WHY: &str = "a later run of the job has begun";
 /// The manifest of what is kept of a pool in front of a store, while it is copied.
-const MANIFEST_FILE: &str = "manifest";
+pub(super) const MANIFEST_FILE: &str = "manifest";
 
 /// An entry of `state --list --json`. What is not UTF-8 is in the other field of its name, in hexadecimal.
 #[derive(Clone, Default, Deserialize)]
@@ -131,35 +131,44 @@ impl Turns<'_> {
     fn keep_places(&self, pool: &Path, places: &[Place], url: &str, job: u32) -> Result<String, String> {
         let at = self.place()?;
         let manifest = at.with_file_name(MANIFEST_FILE);
-        let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", at.display());
-        let mut private = DirBuilder::new();
-        private.recursive(true).mode(0o700);
-        let mut text = Vec::new();
-        for place in places {
-            let path = place.path();
-            let kept = at.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path)));
-            // They stand for directories of which this copy knows no modes.
-            kept.parent().map_or(Ok(()), |above| private.create(above)).map_err(failed)?;
-            match place.target() {
-                // Stage-out would copy what the link leads to.
-                Some(target) => {
-                    std::os::unix::fs::symlink(OsStr::from_bytes(&target), &kept).map_err(failed)?;
-                }
-                None => {
-                    text.extend([quoted(&path), quoted(kept.as_os_str().as_bytes())].join(&b' '));
-                    text.push(b'\n');
-                }
-            }
+        let copied = copy_places(pool, places, &at, &manifest).and_then(|()| self.list("/", url, job, &at));
+        let _ = std::fs::remove_file(&manifest);
+        if let Err(why) = copied {
+            self.forsake(&at);
+            return Err(why);
         }
-        if !text.is_empty() {
-            std::fs::write(&manifest, &text).map_err(failed)?;
-            let option = format!("--manifest={}", manifest.display());
-            forebay(pool, &["stage-out", "--no-progress", &option], || false)?;
-            std::fs::remove_file(&manifest).map_err(failed)?;
-        }
-        self.list("/", url, job, &at)?;
         Ok(at.display().to_string())
     }
+}
+
+/// Copies places of a pool below a directory.
+fn copy_places(pool: &Path, places: &[Place], at: &Path, manifest: &Path) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", at.display());
+    let mut private = DirBuilder::new();
+    private.recursive(true).mode(0o700);
+    let mut text = Vec::new();
+    for place in places {
+        let path = place.path();
+        let kept = at.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path)));
+        // They stand for directories of which this copy knows no modes.
+        kept.parent().map_or(Ok(()), |above| private.create(above)).map_err(failed)?;
+        match place.target() {
+            // Stage-out would copy what the link leads to.
+            Some(target) => {
+                std::os::unix::fs::symlink(OsStr::from_bytes(&target), &kept).map_err(failed)?;
+            }
+            None => {
+                text.extend([quoted(&path), quoted(kept.as_os_str().as_bytes())].join(&b' '));
+                text.push(b'\n');
+            }
+        }
+    }
+    if text.is_empty() {
+        return Ok(());
+    }
+    std::fs::write(manifest, &text).map_err(failed)?;
+    let option = format!("--manifest={}", manifest.display());
+    forebay(pool, &["stage-out", "--no-progress", &option], || false)
 }
 
 #[cfg(test)]

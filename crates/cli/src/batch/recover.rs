@@ -7,6 +7,7 @@ use std::process::Command;
 use forebay_types::{Code, Error, Result};
 
 use super::config::Config;
+use super::outdated::MANIFEST_FILE;
 use super::partial::LOST_FILE;
 use super::registry;
 use super::staging::{Kept, LIST_FILE};
@@ -92,7 +93,8 @@ fn from(dir: &Path, to: Option<&Path>, recovered: &mut Recovered) -> Result<()> 
     if let Ok(names) = std::fs::read_to_string(&lost) {
         note!("forebay: lost, and not among it:\n{}", names.trim_end());
     }
-    for file in [list, lost] {
+    // A stage-out that was killed has left its manifest.
+    for file in [list, lost, dir.join(MANIFEST_FILE)] {
         match std::fs::remove_file(&file) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::io(format!("cannot remove {}", file.display()), &e))
@@ -204,6 +206,7 @@ mod tests {
         assert_eq!(std::fs::read(base.join("store/out/deep/a")).unwrap(), b"a");
         assert_eq!(std::fs::read(dir.join("1/b")).unwrap(), b"b", "what could not be copied stays");
         registry::write(&dir.join(LIST_FILE), &all[..1]).unwrap();
+        std::fs::write(dir.join(MANIFEST_FILE), "/r /s\n").unwrap();
         let mut second = Recovered::default();
         from(&dir, Some(&base.join("mine")), &mut second).unwrap();
         assert_eq!((second.done.len(), second.failed.len()), (1, 0));
