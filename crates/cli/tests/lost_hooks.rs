@@ -119,6 +119,24 @@ impl Books {
         }
     }
 
+    /// Starts the pool of a job's first run, on this node, which has reported it; its directory.
+    fn pool_of(&self, job: u32, words: &[&str]) -> String {
+        let up = json!({ "ok": true, "nodes": ["n1"] });
+        self.place.write(&format!("registry/results/{job}.0/n1.up.json"), up.to_string());
+        let dir = self.place.join(format!("nodes/{}/{job}.0", self.uid));
+        std::fs::create_dir_all(&dir).unwrap();
+        let pool = dir.join("pool").display().to_string();
+        self.run(&[&["up", "--path", &pool, "--capacity", "64MiB"], words].concat());
+        pool
+    }
+
+    /// Saves what the first run of a job has left on this node.
+    fn save(&self, job: u32) -> Command {
+        let mut command = self.command(&["bb", "save", &job.to_string(), "0"]);
+        command.env("SLURMD_NODENAME", "n1");
+        command
+    }
+
     /// What the controller says of a job from now on.
     fn answer(&self, job: u32, state: &str) {
         self.place.write(&format!("answers/{job}"), self.line(job, state, &job.to_string()));
@@ -570,6 +588,42 @@ fn pool_on_a_disk_that_cannot_be_started_again_stays() {
     assert_eq!(saved.code, Some(0), "{saved:?}");
     assert_eq!(std::fs::read_to_string(stored).unwrap(), "here\n");
     assert!(!dir.exists());
+}
+
+/// The child of a process that has this word.
+fn child_with(parent: u32, word: &str) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let has = |child: &&str| {
+        let words = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|one| one == word.as_bytes())
+    };
+    children.split_whitespace().find(has)?.parse().ok()
+}
+
+/// Its start was given up after half a second, as the run has ended, and it stayed for ever.
+#[test]
+fn start_of_a_killed_pool_on_a_disk_may_take_long_after_the_end_of_its_run() {
+    let books = Books::new();
+    let stored = books.place.join("stored");
+    books.setup(6, &format!("capacity=64MiB pool=forebay mode=ssd stage_out=/r:{}", stored.display()));
+    books.hooks(6, &["data_in", "pre_run", "post_run"]);
+    let pool = books.pool_of(6, &["--media", "ssd"]);
+    books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", "echo here >/forebay/r"]);
+    books.run(&["--pool", &pool, "down"]);
+    let save = books.save(6).stderr(Stdio::piped()).spawn().unwrap();
+    let mut up = None;
+    common::eventually("the pool is started", || {
+        up = child_with(save.id(), "up");
+        up.is_some()
+    });
+    let up = rustix::process::Pid::from_raw(up.unwrap()).unwrap();
+    rustix::process::kill_process(up, rustix::process::Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let _ = rustix::process::kill_process(up, rustix::process::Signal::CONT);
+    let saved = Ran::of(save.wait_with_output().unwrap());
+    assert_eq!(saved.code, Some(0), "{saved:?}");
+    assert_eq!(std::fs::read_to_string(stored).unwrap(), "here\n");
+    assert_eq!(books.read("results/6.0/out.json")["ok"], true);
 }
 
 #[test]

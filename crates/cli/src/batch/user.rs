@@ -148,13 +148,13 @@ impl Here {
     fn try_up(&self) -> std::result::Result<(), String> {
         match &self.job.request.persistent {
             None => {
-                self.start()?;
+                self.start(&|| self.is_given_up())?;
                 if self.rank == 0 {
                     self.fill()?;
                 }
             }
             Some(Persistent::Create(_)) => {
-                self.start()?;
+                self.start(&|| self.is_given_up())?;
                 if self.rank == 0 {
                     self.fill()?;
                 }
@@ -175,7 +175,7 @@ impl Here {
         Ok(())
     }
 
-    fn start(&self) -> std::result::Result<(), String> {
+    fn start(&self, is_over: &dyn Fn() -> bool) -> std::result::Result<(), String> {
         let dir = self.dir();
         DirBuilder::new()
             .recursive(true)
@@ -228,7 +228,7 @@ impl Here {
             .env("SLURM_PROCID", self.rank.to_string())
             .env("SLURM_NTASKS", self.nodes.len().to_string())
             .env("FOREBAY_NODE", &self.node);
-        command::finish(command, || self.is_given_up())
+        command::finish(command, is_over)
     }
 
     /// Attaches the store and stages in, in turn with other jobs.
@@ -395,8 +395,12 @@ impl Here {
                 );
                 return Outcome { why, kept: self.everywhere(), ..Outcome::default() };
             }
-            if let Err(why) = self.start() {
+            if let Err(why) = self.start(&|| self.is_unwanted()) {
                 let mut outcome = Outcome::default();
+                if self.is_unwanted() {
+                    outcome.why = why;
+                    return outcome;
+                }
                 outcome.why = staging::stays(&pool, &why, &mut outcome.kept);
                 return outcome;
             }
