@@ -590,6 +590,61 @@ fn pool_on_a_disk_that_cannot_be_started_again_stays() {
     assert!(!dir.exists());
 }
 
+/// The files of a directory that is a store, and their bytes.
+fn held(store: &std::path::Path) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for entry in std::fs::read_dir(store).into_iter().flatten().flatten() {
+        let (files, bytes) = match entry.metadata() {
+            Ok(it) if it.is_dir() => held(&entry.path()),
+            Ok(it) => (1, it.len()),
+            Err(_) => (0, 0),
+        };
+        sum = (sum.0 + files, sum.1 + bytes);
+    }
+    sum
+}
+
+/// What goes to the store by policy goes on by itself, and a task of the mover when the command is killed that waits for it.
+#[test]
+fn nothing_more_of_an_earlier_run_reaches_the_store_while_it_is_kept() {
+    for policy in ["close", "request"] {
+        let books = Books::new();
+        let store = books.place.join("store");
+        std::fs::create_dir(&store).unwrap();
+        let url = format!("file://{}?latency=300ms&parallel=1", store.display());
+        let directive = format!("capacity=64MiB pool=forebay backing={url} policy={policy}");
+        books.setup(6, &directive);
+        books.hooks(6, &["data_in", "pre_run"]);
+        let pool = books.pool_of(6, &[]);
+        books.run(&["--pool", &pool, "attach", "--drain", policy, &url, "/"]);
+        let writes = "for i in $(seq 100); do echo old >/forebay/$i; done";
+        books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", writes]);
+        if policy == "request" {
+            let mut sync = books.command(&["--pool", &pool, "sync", "-r", "/"]);
+            let mut sync = sync.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            common::eventually("it is copied", || held(&store).0 > 0);
+            sync.kill().unwrap();
+            sync.wait().unwrap();
+        }
+        common::eventually("it is copied", || held(&store).0 > 0);
+        books.setup(6, &directive);
+        // What cannot be kept stays, as the run has left it.
+        std::fs::remove_dir(books.place.join("kept")).unwrap();
+        books.place.write("kept", "no directory");
+        let saved = Ran::of(books.save(6).output().unwrap());
+        assert!(saved.code == Some(1) && saved.err.contains("the pool stays on"), "{policy}: {saved:?}");
+        let before = held(&store);
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(held(&store), before, "{policy}");
+        assert!(before.0 < 100, "{policy}: this has to be slow");
+        let tasks: Value =
+            serde_json::from_str(&books.run(&["--pool", &pool, "tasks", "--json"]).out).unwrap();
+        let states: Vec<_> = tasks.as_array().unwrap().iter().map(|task| task["state"].clone()).collect();
+        assert!(states.iter().all(|state| state == "cancelled"), "{policy}: {states:?}");
+        books.run(&["--pool", &pool, "down", "--force", "--discard"]);
+    }
+}
+
 /// The child of a process that has this word.
 fn child_with(parent: u32, word: &str) -> Option<i32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;

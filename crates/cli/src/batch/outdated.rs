@@ -2,11 +2,13 @@
 //! a lost node is back. It is kept, as it must neither replace what the later run has written nor be lost.
 
 use std::ffi::OsStr;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use forebay_types::{STORES_MARK, TASKS_FILE};
+use rustix::fs::{flock, FlockOperation};
 use serde::Deserialize;
 
 use super::command::{self, forebay};
@@ -88,7 +90,32 @@ fn quoted(path: &[u8]) -> Vec<u8> {
     field
 }
 
+/// Before a pool starts again, has it start without a mover: that would go on with its tasks, and copy what its policy says.
+/// One is started when a file is to be read that only the store has.
+pub(crate) fn take_mover_away(pool: &Path) {
+    let mark = pool.join(STORES_MARK);
+    let Ok(file) = File::open(&mark) else { return };
+    // The last mover may not have ended yet.
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        for name in [TASKS_FILE, STORES_MARK] {
+            let _ = std::fs::remove_file(pool.join(name));
+        }
+    }
+}
+
 impl Turns<'_> {
+    /// Has the pool copy nothing more to its store: its mover does so by policy, and goes on with a task when the command
+    /// ends that waits for it.
+    pub(crate) fn hold_back(&self, pool: &Path) {
+        let held = command::own(&["bb", "hold-back"]).and_then(|mut command| {
+            command.arg(pool);
+            command::finish(command, || false)
+        });
+        if let Err(why) = held {
+            self.tell(&format!("the pool may go on copying to its store: {why}"));
+        }
+    }
+
     /// Keeps what would be staged out if no later run of the job had begun.
     pub(crate) fn keep_all(&self, pool: &Path, pairs: &[String], job: u32) -> Outcome {
         let mut outcome = Outcome { ok: true, ..Outcome::default() };
@@ -114,6 +141,7 @@ impl Turns<'_> {
 
     /// Keeps what a pool's store would get if no later run of the job had begun.
     pub(crate) fn keep_lacking(&self, pool: &Path, url: &str, job: u32, outcome: &mut Outcome) {
+        self.hold_back(pool);
         let places = match lacking(pool) {
             Ok(places) if places.is_empty() => return,
             places => places,

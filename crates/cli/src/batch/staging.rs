@@ -336,7 +336,7 @@ impl Turns<'_> {
     }
 
     /// Adds a line to what the job's nodes have said.
-    fn tell(&self, line: &str) {
+    pub(super) fn tell(&self, line: &str) {
         let path = self.registry.results(self.key).join(SAID_FILE);
         if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
             let _ = writeln!(file, "{line}");

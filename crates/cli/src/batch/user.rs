@@ -17,6 +17,7 @@ use forebay_types::{Code, Error, Result};
 use super::command::{self, forebay, LOOK_AGAIN};
 use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
+use super::outdated;
 use super::partial;
 use super::registry::{self, Job, Outcome, Registry, State, FAILED_DIR};
 use super::staging::{self, Turns};
@@ -395,6 +396,9 @@ impl Here {
                 );
                 return Outcome { why, kept: self.everywhere(), ..Outcome::default() };
             }
+            if self.is_outdated {
+                outdated::take_mover_away(&pool);
+            }
             if let Err(why) = self.start(&|| self.is_unwanted()) {
                 let mut outcome = Outcome::default();
                 if self.is_unwanted() {
@@ -407,12 +411,18 @@ impl Here {
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
         let (pairs, job) = (&self.job.request.stage_out, self.job.job);
+        let keep_all = || {
+            if self.job.request.backing.is_some() {
+                turns.hold_back(&pool);
+            }
+            turns.keep_all(&pool, pairs, job)
+        };
         let mut outcome = match self.is_outdated {
-            true => turns.keep_all(&pool, pairs, job),
+            true => keep_all(),
             false => turns.stage_out(&pool, pairs, job, &|| self.is_over()),
         };
         if self.has_become_outdated() {
-            outcome = turns.keep_all(&pool, pairs, job);
+            outcome = keep_all();
         }
         if let Some(url) = &self.job.request.backing {
             self.drain(&turns, url, &mut outcome);

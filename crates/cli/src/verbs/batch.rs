@@ -15,7 +15,7 @@ use crate::batch::user::Here;
 use crate::batch::{
     command, destroying, directives, node, queue as turns, reconcile, recover as kept, script, steward, user,
 };
-use crate::failure;
+use crate::{backing, failure};
 
 pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
     match arguments.verb {
@@ -45,6 +45,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         BbVerb::NodeUp { job } => Here::of_this_process(job)?.up().map(|()| ExitCode::SUCCESS),
         BbVerb::NodeDown { job, run } => Here::of_this_process(job)?.down(run).map(|()| ExitCode::SUCCESS),
         BbVerb::Save { job, run } => Here::of_this_process(job)?.save(run).map(|()| ExitCode::SUCCESS),
+        BbVerb::HoldBack { dir } => backing::hold_back(&dir).map(|()| ExitCode::SUCCESS),
         BbVerb::Clear { key } => clear(&key),
         BbVerb::Steward { job, rank } => steward::serve(job, rank).map(|()| ExitCode::SUCCESS),
     }
