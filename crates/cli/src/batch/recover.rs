@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(first.done, [(dir.join("0"), base.join("store/out"))]);
         assert_eq!(std::fs::read(base.join("store/out/deep/a")).unwrap(), b"a");
         assert_eq!(std::fs::read(dir.join("1/b")).unwrap(), b"b", "what could not be copied stays");
-        registry::write(&dir.join(LIST_FILE), &all[..1]).unwrap();
+        registry::write(&dir.join(LIST_FILE), &all[..1].to_vec()).unwrap();
         std::fs::write(dir.join(MANIFEST_FILE), "/r /s\n").unwrap();
         let mut second = Recovered::default();
         from(&dir, Some(&base.join("mine")), &mut second).unwrap();
