@@ -3,6 +3,7 @@
 mod attaching;
 mod detaching;
 mod draining;
+mod holding;
 mod pending;
 mod progress;
 mod trees;
@@ -11,6 +12,7 @@ mod url;
 pub(crate) use attaching::{attach, recall_in_words, Attached};
 pub(crate) use detaching::detach;
 pub(crate) use draining::{drain_until_stopped, would_lose, Drained};
+pub(crate) use holding::hold_back;
 pub(crate) use pending::{all, nodes, nodes_of, Lacking};
 pub(crate) use progress::{wait, Waited};
 pub(crate) use trees::{place_of, settings_of, store_of, Trees};

@@ -119,6 +119,24 @@ impl Books {
         }
     }
 
+    /// Starts the pool of a job's first run, on this node, which has reported it; its directory.
+    fn pool_of(&self, job: u32, words: &[&str]) -> String {
+        let up = json!({ "ok": true, "nodes": ["n1"] });
+        self.place.write(&format!("registry/results/{job}.0/n1.up.json"), up.to_string());
+        let dir = self.place.join(format!("nodes/{}/{job}.0", self.uid));
+        std::fs::create_dir_all(&dir).unwrap();
+        let pool = dir.join("pool").display().to_string();
+        self.run(&[&["up", "--path", &pool, "--capacity", "64MiB"], words].concat());
+        pool
+    }
+
+    /// Saves what the first run of a job has left on this node.
+    fn save(&self, job: u32) -> Command {
+        let mut command = self.command(&["bb", "save", &job.to_string(), "0"]);
+        command.env("SLURMD_NODENAME", "n1");
+        command
+    }
+
     /// What the controller says of a job from now on.
     fn answer(&self, job: u32, state: &str) {
         self.place.write(&format!("answers/{job}"), self.line(job, state, &job.to_string()));
@@ -570,6 +588,97 @@ fn pool_on_a_disk_that_cannot_be_started_again_stays() {
     assert_eq!(saved.code, Some(0), "{saved:?}");
     assert_eq!(std::fs::read_to_string(stored).unwrap(), "here\n");
     assert!(!dir.exists());
+}
+
+/// The files of a directory that is a store, and their bytes.
+fn held(store: &std::path::Path) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for entry in std::fs::read_dir(store).into_iter().flatten().flatten() {
+        let (files, bytes) = match entry.metadata() {
+            Ok(it) if it.is_dir() => held(&entry.path()),
+            Ok(it) => (1, it.len()),
+            Err(_) => (0, 0),
+        };
+        sum = (sum.0 + files, sum.1 + bytes);
+    }
+    sum
+}
+
+/// What goes to the store by policy goes on by itself, and a task of the mover when the command is killed that waits for it.
+#[test]
+fn nothing_more_of_an_earlier_run_reaches_the_store_while_it_is_kept() {
+    for policy in ["close", "request"] {
+        let books = Books::new();
+        let store = books.place.join("store");
+        std::fs::create_dir(&store).unwrap();
+        let url = format!("file://{}?latency=300ms&parallel=1", store.display());
+        let directive = format!("capacity=64MiB pool=forebay backing={url} policy={policy}");
+        books.setup(6, &directive);
+        books.hooks(6, &["data_in", "pre_run"]);
+        let pool = books.pool_of(6, &[]);
+        books.run(&["--pool", &pool, "attach", "--drain", policy, &url, "/"]);
+        let writes = "for i in $(seq 100); do echo old >/forebay/$i; done";
+        books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", writes]);
+        if policy == "request" {
+            let mut sync = books.command(&["--pool", &pool, "sync", "-r", "/"]);
+            let mut sync = sync.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            common::eventually("it is copied", || held(&store).0 > 0);
+            sync.kill().unwrap();
+            sync.wait().unwrap();
+        }
+        common::eventually("it is copied", || held(&store).0 > 0);
+        books.setup(6, &directive);
+        // What cannot be kept stays, as the run has left it.
+        std::fs::remove_dir(books.place.join("kept")).unwrap();
+        books.place.write("kept", "no directory");
+        let saved = Ran::of(books.save(6).output().unwrap());
+        assert!(saved.code == Some(1) && saved.err.contains("the pool stays on"), "{policy}: {saved:?}");
+        let before = held(&store);
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(held(&store), before, "{policy}");
+        assert!(before.0 < 100, "{policy}: this has to be slow");
+        let tasks: Value =
+            serde_json::from_str(&books.run(&["--pool", &pool, "tasks", "--json"]).out).unwrap();
+        let states: Vec<_> = tasks.as_array().unwrap().iter().map(|task| task["state"].clone()).collect();
+        assert!(states.iter().all(|state| state == "cancelled"), "{policy}: {states:?}");
+        books.run(&["--pool", &pool, "down", "--force", "--discard"]);
+    }
+}
+
+/// The child of a process that has this word.
+fn child_with(parent: u32, word: &str) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let has = |child: &&str| {
+        let words = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|one| one == word.as_bytes())
+    };
+    children.split_whitespace().find(has)?.parse().ok()
+}
+
+/// Its start was given up after half a second, as the run has ended, and it stayed for ever.
+#[test]
+fn start_of_a_killed_pool_on_a_disk_may_take_long_after_the_end_of_its_run() {
+    let books = Books::new();
+    let stored = books.place.join("stored");
+    books.setup(6, &format!("capacity=64MiB pool=forebay mode=ssd stage_out=/r:{}", stored.display()));
+    books.hooks(6, &["data_in", "pre_run", "post_run"]);
+    let pool = books.pool_of(6, &["--media", "ssd"]);
+    books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", "echo here >/forebay/r"]);
+    books.run(&["--pool", &pool, "down"]);
+    let save = books.save(6).stderr(Stdio::piped()).spawn().unwrap();
+    let mut up = None;
+    common::eventually("the pool is started", || {
+        up = child_with(save.id(), "up");
+        up.is_some()
+    });
+    let up = rustix::process::Pid::from_raw(up.unwrap()).unwrap();
+    rustix::process::kill_process(up, rustix::process::Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let _ = rustix::process::kill_process(up, rustix::process::Signal::CONT);
+    let saved = Ran::of(save.wait_with_output().unwrap());
+    assert_eq!(saved.code, Some(0), "{saved:?}");
+    assert_eq!(std::fs::read_to_string(stored).unwrap(), "here\n");
+    assert_eq!(books.read("results/6.0/out.json")["ok"], true);
 }
 
 #[test]

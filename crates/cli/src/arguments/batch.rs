@@ -75,6 +75,13 @@ pub(crate) enum BbVerb {
         /// Its run
         run: u32,
     },
+    /// Have a pool copy nothing more to its store by itself
+    #[command(hide = true)]
+    HoldBack {
+        /// Its directory
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
     /// Remove a pool's directory of this user
     #[command(hide = true)]
     Clear {

@@ -85,6 +85,11 @@ impl Url {
         }
     }
 
+    /// The directory, if it is one.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
+    }
+
     fn of_directory(path: PathBuf) -> Result<Url> {
         let text = match path.to_str() {
             Some(text) if !text.chars().any(char::is_control) => text.to_owned(),

@@ -2,9 +2,13 @@
 //! a lost node is back. It is kept, as it must neither replace what the later run has written nor be lost.
 
 use std::ffi::OsStr;
+use std::fs::{DirBuilder, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use forebay_types::{STORES_MARK, TASKS_FILE};
+use rustix::fs::{flock, FlockOperation};
 use serde::Deserialize;
 
 use super::command::{self, forebay};
@@ -14,7 +18,7 @@ use super::staging::{stays, was_made, Turns};
 /// Why it is kept.
 const WHY: &str = "a later run of the job has begun";
 /// The manifest of what is kept of a pool in front of a store, while it is copied.
-const MANIFEST_FILE: &str = "manifest";
+pub(super) const MANIFEST_FILE: &str = "manifest";
 
 /// An entry of `state --list --json`. What is not UTF-8 is in the other field of its name, in hexadecimal.
 #[derive(Clone, Default, Deserialize)]
@@ -86,7 +90,32 @@ fn quoted(path: &[u8]) -> Vec<u8> {
     field
 }
 
+/// Before a pool starts again, has it start without a mover: that would go on with its tasks, and copy what its policy says.
+/// One is started when a file is to be read that only the store has.
+pub(crate) fn take_mover_away(pool: &Path) {
+    let mark = pool.join(STORES_MARK);
+    let Ok(file) = File::open(&mark) else { return };
+    // The last mover may not have ended yet.
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        for name in [TASKS_FILE, STORES_MARK] {
+            let _ = std::fs::remove_file(pool.join(name));
+        }
+    }
+}
+
 impl Turns<'_> {
+    /// Has the pool copy nothing more to its store: its mover does so by policy, and goes on with a task when the command
+    /// ends that waits for it.
+    pub(crate) fn hold_back(&self, pool: &Path) {
+        let held = command::own(&["bb", "hold-back"]).and_then(|mut command| {
+            command.arg(pool);
+            command::finish(command, || false)
+        });
+        if let Err(why) = held {
+            self.tell(&format!("the pool may go on copying to its store: {why}"));
+        }
+    }
+
     /// Keeps what would be staged out if no later run of the job had begun.
     pub(crate) fn keep_all(&self, pool: &Path, pairs: &[String], job: u32) -> Outcome {
         let mut outcome = Outcome { ok: true, ..Outcome::default() };
@@ -112,6 +141,7 @@ impl Turns<'_> {
 
     /// Keeps what a pool's store would get if no later run of the job had begun.
     pub(crate) fn keep_lacking(&self, pool: &Path, url: &str, job: u32, outcome: &mut Outcome) {
+        self.hold_back(pool);
         let places = match lacking(pool) {
             Ok(places) if places.is_empty() => return,
             places => places,
@@ -129,32 +159,44 @@ impl Turns<'_> {
     fn keep_places(&self, pool: &Path, places: &[Place], url: &str, job: u32) -> Result<String, String> {
         let at = self.place()?;
         let manifest = at.with_file_name(MANIFEST_FILE);
-        let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", at.display());
-        let mut text = Vec::new();
-        for place in places {
-            let path = place.path();
-            let kept = at.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path)));
-            kept.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-            match place.target() {
-                // Stage-out would copy what the link leads to.
-                Some(target) => {
-                    std::os::unix::fs::symlink(OsStr::from_bytes(&target), &kept).map_err(failed)?;
-                }
-                None => {
-                    text.extend([quoted(&path), quoted(kept.as_os_str().as_bytes())].join(&b' '));
-                    text.push(b'\n');
-                }
-            }
+        let copied = copy_places(pool, places, &at, &manifest).and_then(|()| self.list("/", url, job, &at));
+        let _ = std::fs::remove_file(&manifest);
+        if let Err(why) = copied {
+            self.forsake(&at);
+            return Err(why);
         }
-        if !text.is_empty() {
-            std::fs::write(&manifest, &text).map_err(failed)?;
-            let option = format!("--manifest={}", manifest.display());
-            forebay(pool, &["stage-out", "--no-progress", &option], || false)?;
-            std::fs::remove_file(&manifest).map_err(failed)?;
-        }
-        self.list("/", url, job, &at)?;
         Ok(at.display().to_string())
     }
+}
+
+/// Copies places of a pool below a directory.
+fn copy_places(pool: &Path, places: &[Place], at: &Path, manifest: &Path) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", at.display());
+    let mut private = DirBuilder::new();
+    private.recursive(true).mode(0o700);
+    let mut text = Vec::new();
+    for place in places {
+        let path = place.path();
+        let kept = at.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path)));
+        // They stand for directories of which this copy knows no modes.
+        kept.parent().map_or(Ok(()), |above| private.create(above)).map_err(failed)?;
+        match place.target() {
+            // Stage-out would copy what the link leads to.
+            Some(target) => {
+                std::os::unix::fs::symlink(OsStr::from_bytes(&target), &kept).map_err(failed)?;
+            }
+            None => {
+                text.extend([quoted(&path), quoted(kept.as_os_str().as_bytes())].join(&b' '));
+                text.push(b'\n');
+            }
+        }
+    }
+    if text.is_empty() {
+        return Ok(());
+    }
+    std::fs::write(manifest, &text).map_err(failed)?;
+    let option = format!("--manifest={}", manifest.display());
+    forebay(pool, &["stage-out", "--no-progress", &option], || false)
 }
 
 #[cfg(test)]

@@ -312,14 +312,20 @@ impl Turns<'_> {
         let place = self.place()?;
         let missed = match self.part_out(pool, source, &format!("{}/", place.display()), is_over) {
             Ok(missed) if missed.is_lost() => missed,
-            Ok(missed) => return Err(missed.first()),
+            Ok(missed) => {
+                self.forsake(&place);
+                return Err(missed.first());
+            }
             // The place takes data and the pool answers, so it is the source that cannot be reached.
             Err(refused)
                 if refused.is_unreachable() && takes_data(&place) && partial::answers(pool, source) =>
             {
                 partial::Missed::whole(source, refused.why)
             }
-            Err(refused) => return Err(refused.why),
+            Err(refused) => {
+                self.forsake(&place);
+                return Err(refused.why);
+            }
         };
         // It is empty if all is lost.
         let is_kept = std::fs::remove_dir(&place).is_err();
@@ -330,7 +336,7 @@ impl Turns<'_> {
     }
 
     /// Adds a line to what the job's nodes have said.
-    fn tell(&self, line: &str) {
+    pub(super) fn tell(&self, line: &str) {
         let path = self.registry.results(self.key).join(SAID_FILE);
         if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
             let _ = writeln!(file, "{line}");
@@ -347,9 +353,21 @@ impl Turns<'_> {
         let place = self.place()?;
         // Its contents, or it itself, as the job has said.
         let pair = format!("{source}:{}/", place.display());
-        forebay(pool, &["stage-out", "--no-progress", &pair], || false)?;
-        self.list(source, destination, job, &place)?;
-        Ok(place)
+        let copied = forebay(pool, &["stage-out", "--no-progress", &pair], || false)
+            .and_then(|()| self.list(source, destination, job, &place));
+        match copied {
+            Ok(()) => Ok(place),
+            Err(why) => {
+                self.forsake(&place);
+                Err(why)
+            }
+        }
+    }
+
+    /// Removes a place that holds only a part of what was to be kept, and the run's directory if nothing else is in it.
+    pub(super) fn forsake(&self, place: &Path) {
+        let _ = std::fs::remove_dir_all(place);
+        let _ = std::fs::remove_dir(self.config.keep_dir.join(self.key));
     }
 
     /// The directory for what is kept of this run. It is made if it is not there.
@@ -368,9 +386,18 @@ impl Turns<'_> {
     /// A new directory for one stage-out that is kept.
     pub(super) fn place(&self) -> std::result::Result<PathBuf, String> {
         let dir = self.keep_dir()?;
-        let place = dir.join(Self::kept(&dir)?.len().to_string());
-        std::fs::create_dir_all(&place)
-            .map_err(|e| format!("cannot keep the data in {}: {e}", place.display()))?;
+        let all = Self::kept(&dir)?;
+        // Some of these before may have been recovered.
+        let is_listed = |place: &Path| all.iter().any(|kept| kept.place == place);
+        let mut places = (all.len()..).map(|number| dir.join(number.to_string()));
+        let place = places.find(|place| !is_listed(place)).unwrap_or_default();
+        let failed = |e: std::io::Error| format!("cannot keep the data in {}: {e}", place.display());
+        // A part that a try has left that was killed. It is not listed, so the data are in the pool still.
+        match std::fs::remove_dir_all(&place) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        DirBuilder::new().mode(0o700).create(&place).map_err(failed)?;
         Ok(place)
     }
 

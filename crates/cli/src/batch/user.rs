@@ -17,6 +17,7 @@ use forebay_types::{Code, Error, Result};
 use super::command::{self, forebay, LOOK_AGAIN};
 use super::config::Config;
 use super::directives::{Persistent, SMALLEST};
+use super::outdated;
 use super::partial;
 use super::registry::{self, Job, Outcome, Registry, State, FAILED_DIR};
 use super::staging::{self, Turns};
@@ -148,13 +149,13 @@ impl Here {
     fn try_up(&self) -> std::result::Result<(), String> {
         match &self.job.request.persistent {
             None => {
-                self.start()?;
+                self.start(&|| self.is_given_up())?;
                 if self.rank == 0 {
                     self.fill()?;
                 }
             }
             Some(Persistent::Create(_)) => {
-                self.start()?;
+                self.start(&|| self.is_given_up())?;
                 if self.rank == 0 {
                     self.fill()?;
                 }
@@ -175,7 +176,7 @@ impl Here {
         Ok(())
     }
 
-    fn start(&self) -> std::result::Result<(), String> {
+    fn start(&self, is_over: &dyn Fn() -> bool) -> std::result::Result<(), String> {
         let dir = self.dir();
         DirBuilder::new()
             .recursive(true)
@@ -228,7 +229,7 @@ impl Here {
             .env("SLURM_PROCID", self.rank.to_string())
             .env("SLURM_NTASKS", self.nodes.len().to_string())
             .env("FOREBAY_NODE", &self.node);
-        command::finish(command, || self.is_given_up())
+        command::finish(command, is_over)
     }
 
     /// Attaches the store and stages in, in turn with other jobs.
@@ -395,20 +396,33 @@ impl Here {
                 );
                 return Outcome { why, kept: self.everywhere(), ..Outcome::default() };
             }
-            if let Err(why) = self.start() {
+            if self.is_outdated {
+                outdated::take_mover_away(&pool);
+            }
+            if let Err(why) = self.start(&|| self.is_unwanted()) {
                 let mut outcome = Outcome::default();
+                if self.is_unwanted() {
+                    outcome.why = why;
+                    return outcome;
+                }
                 outcome.why = staging::stays(&pool, &why, &mut outcome.kept);
                 return outcome;
             }
         }
         let turns = Turns { config: &self.config, registry: &self.registry, key: &self.job.key() };
         let (pairs, job) = (&self.job.request.stage_out, self.job.job);
+        let keep_all = || {
+            if self.job.request.backing.is_some() {
+                turns.hold_back(&pool);
+            }
+            turns.keep_all(&pool, pairs, job)
+        };
         let mut outcome = match self.is_outdated {
-            true => turns.keep_all(&pool, pairs, job),
+            true => keep_all(),
             false => turns.stage_out(&pool, pairs, job, &|| self.is_over()),
         };
         if self.has_become_outdated() {
-            outcome = turns.keep_all(&pool, pairs, job);
+            outcome = keep_all();
         }
         if let Some(url) = &self.job.request.backing {
             self.drain(&turns, url, &mut outcome);

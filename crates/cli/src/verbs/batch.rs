@@ -15,7 +15,7 @@ use crate::batch::user::Here;
 use crate::batch::{
     command, destroying, directives, node, queue as turns, reconcile, recover as kept, script, steward, user,
 };
-use crate::failure;
+use crate::{backing, failure};
 
 pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
     match arguments.verb {
@@ -45,6 +45,7 @@ pub(super) fn bb(arguments: Bb) -> Result<ExitCode> {
         BbVerb::NodeUp { job } => Here::of_this_process(job)?.up().map(|()| ExitCode::SUCCESS),
         BbVerb::NodeDown { job, run } => Here::of_this_process(job)?.down(run).map(|()| ExitCode::SUCCESS),
         BbVerb::Save { job, run } => Here::of_this_process(job)?.save(run).map(|()| ExitCode::SUCCESS),
+        BbVerb::HoldBack { dir } => backing::hold_back(&dir).map(|()| ExitCode::SUCCESS),
         BbVerb::Clear { key } => clear(&key),
         BbVerb::Steward { job, rank } => steward::serve(job, rank).map(|()| ExitCode::SUCCESS),
     }
@@ -178,18 +179,24 @@ pub(super) fn recover(job: u32, arguments: &Recover) -> Result<ExitCode> {
             "leave out the others, or name the directories of a pool",
         ));
     }
-    let done = kept::recover(job, arguments.to.as_deref().map(Path::new))?;
+    let kept::Recovered { done, mut failed } = kept::recover(job, arguments.to.as_deref().map(Path::new))?;
+    if done.is_empty() && failed.len() == 1 {
+        return Err(failed.remove(0));
+    }
+    failed.iter().for_each(failure::say);
     if arguments.json {
-        failure::print_json(&json!(done
-            .iter()
-            .map(|(from, to)| json!({ "from": from, "to": to }))
-            .collect::<Vec<_>>()));
-        return Ok(ExitCode::SUCCESS);
+        let done = done.iter().map(|(from, to)| json!({ "from": from, "to": to }));
+        let failed_ones = failed.iter().map(|e| json!({ "error": failure::value(e) }));
+        failure::print_json(&json!(done.chain(failed_ones).collect::<Vec<_>>()));
+    } else {
+        for (from, to) in done {
+            failure::put(format!("{} is copied to {}\n", from.display(), to.display()));
+        }
     }
-    for (from, to) in done {
-        failure::put(format!("{} is copied to {}\n", from.display(), to.display()));
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(match failed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(failure::FAILED),
+    })
 }
 
 #[cfg(test)]
