@@ -6,7 +6,7 @@ mod common;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use common::{Place, Ran};
 use serde_json::{json, Value};
@@ -635,12 +635,14 @@ fn nothing_more_of_an_earlier_run_reaches_the_store_while_it_is_kept() {
         assert!(saved.code == Some(1) && saved.err.contains("the pool stays on"), "{policy}: {saved:?}");
         let before = held(&store);
         std::thread::sleep(Duration::from_secs(3));
-        assert_eq!(held(&store), before, "{policy}");
+        // The next mover removes what an upload has left that was not over.
+        let after = held(&store);
+        assert!(after.0 <= before.0 && after.1 <= before.1, "{policy}: {before:?}, {after:?}");
         assert!(before.0 < 100, "{policy}: this has to be slow");
         let tasks: Value =
             serde_json::from_str(&books.run(&["--pool", &pool, "tasks", "--json"]).out).unwrap();
         let states: Vec<_> = tasks.as_array().unwrap().iter().map(|task| task["state"].clone()).collect();
-        assert!(states.iter().all(|state| state == "cancelled"), "{policy}: {states:?}");
+        assert!(!states.iter().any(|it| it == "queued" || it == "running"), "{policy}: {states:?}");
         books.run(&["--pool", &pool, "down", "--force", "--discard"]);
     }
 }
@@ -666,11 +668,12 @@ fn start_of_a_killed_pool_on_a_disk_may_take_long_after_the_end_of_its_run() {
     books.run(&["--pool", &pool, "run", "--quiet", "--", "sh", "-c", "echo here >/forebay/r"]);
     books.run(&["--pool", &pool, "down"]);
     let save = books.save(6).stderr(Stdio::piped()).spawn().unwrap();
+    // It takes a few milliseconds.
+    let end = Instant::now() + Duration::from_secs(30);
     let mut up = None;
-    common::eventually("the pool is started", || {
+    while up.is_none() && Instant::now() < end {
         up = child_with(save.id(), "up");
-        up.is_some()
-    });
+    }
     let up = rustix::process::Pid::from_raw(up.unwrap()).unwrap();
     rustix::process::kill_process(up, rustix::process::Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_millis(1500));

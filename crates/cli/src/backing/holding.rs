@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_server::control;
-use forebay_tasks::{DrainPolicy, MoverClient, Policy};
+use forebay_tasks::{DrainPolicy, MoverClient, Policy, StoreSettings};
 use forebay_types::{Error, Ino, Request, Result};
 use rustix::process::{kill_process, Pid, Signal};
 
@@ -25,19 +25,21 @@ pub(crate) fn hold_back(dir: &Path) -> Result<()> {
     for rule in &mut settings.rules {
         rule.policy = on_request(rule.policy);
     }
-    let is_changed = settings != before;
-    if is_changed {
-        let value = serde_json::to_vec(&settings).map_err(|e| {
+    let write = |settings: &StoreSettings| {
+        let value = serde_json::to_vec(settings).map_err(|e| {
             Error::new(forebay_types::Code::Invalid, "cannot write a store's settings").why(e)
         })?;
         let request = Request::SetXattr { ino: Ino::ROOT, name: SETTINGS, value: &value, flags: 0 };
-        pool.request(&request, |_| Ok(())).map_err(|code| failed(code, "change", b"/"))?;
-    }
-    let Some(mover) = control::status(dir)?.mover else { return Ok(()) };
-    if !cancel_all(dir)? && !is_changed {
+        pool.request(&request, |_| Ok(())).map_err(|code| failed(code, "change", b"/"))
+    };
+    let Some(mover) = control::status(dir)?.mover else { return write(&settings) };
+    let has_tasks = MoverClient::connect(dir)?.list()?.iter().any(|task| !task.state.is_over());
+    if settings == before && !has_tasks {
         return Ok(());
     }
-    // A pass that is under way goes by the settings that it began with, and a task may wait for the store.
+    // The next mover begins the tasks again, which then find nothing to do, and end.
+    write(&StoreSettings { read_only: true, ..settings.clone() })?;
+    // A pass that is under way goes by the settings that it began with, and a cancelled task ends with its batch.
     if let Some(pid) = mover.pid.and_then(|pid| Pid::from_raw(pid.cast_signed())) {
         let _ = kill_process(pid, Signal::KILL);
         let end = Instant::now() + START_TIMEOUT;
@@ -46,8 +48,8 @@ pub(crate) fn hold_back(dir: &Path) -> Result<()> {
             std::thread::sleep(LOOK_AGAIN);
         }
     }
-    // The next mover begins again those that were not over.
-    cancel_all(dir).map(drop)
+    cancel_all(dir)?;
+    write(&settings)
 }
 
 fn on_request(policy: Policy) -> Policy {
@@ -57,8 +59,7 @@ fn on_request(policy: Policy) -> Policy {
     }
 }
 
-/// Whether there were any.
-fn cancel_all(dir: &Path) -> Result<bool> {
+fn cancel_all(dir: &Path) -> Result<()> {
     let mut mover = MoverClient::connect(dir)?;
     let mut tasks = mover.list()?;
     tasks.retain(|task| !task.state.is_over());
@@ -66,5 +67,5 @@ fn cancel_all(dir: &Path) -> Result<bool> {
         // One that waits for the store takes its time.
         let _ = mover.cancel(task.id);
     }
-    Ok(!tasks.is_empty())
+    Ok(())
 }
