@@ -256,7 +256,7 @@ const CALLER: forebay_types::Caller = forebay_types::Caller { uid: 0, gid: 0 };
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let _ = self.forebay(&["--pool", self.pool().to_str().unwrap(), "down", "--discard"]);
+        let _ = self.forebay(&["--pool", self.pool().to_str().unwrap(), "down", "--force", "--discard"]);
         let _ = self.forebay(&["--pool", self.pool().to_str().unwrap(), "down"]);
         let _ = std::fs::remove_dir_all(&self.dir);
     }
