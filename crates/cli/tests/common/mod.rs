@@ -143,7 +143,8 @@ impl Place {
             }
             let is_target = dir.ends_with("target");
             for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-                if depth < 3 && !is_target && entry.file_type().is_ok_and(|t| t.is_dir()) {
+                // That of a job is in `nodes/UID/JOB.RUN/pool`.
+                if depth < 4 && !is_target && entry.file_type().is_ok_and(|t| t.is_dir()) {
                     rest.push((entry.path(), depth + 1));
                 }
             }

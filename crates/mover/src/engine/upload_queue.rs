@@ -31,7 +31,7 @@ impl<F> UploadQueue<F> {
         UploadQueue::new(files, false)
     }
 
-    /// No file yet. Whoever takes batches waits until its [`Adding`] is dropped.
+    /// A queue without files, to which some will be added. Calls for batches wait for files until the [`Adding`] is dropped.
     pub(super) fn open() -> UploadQueue<F> {
         UploadQueue::new(Vec::new(), true)
     }

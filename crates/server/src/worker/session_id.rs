@@ -73,7 +73,7 @@ pub(super) fn session_of_mount_tag(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix("mount ")?, 16).ok()
 }
 
-/// The session of a tag, and whether it is a program's.
+/// The session that a tag names, and whether it belongs to a program. `None` for other tags.
 pub(super) fn session_of_tag(tag: &str) -> Option<(u64, bool)> {
     let (number, is_program) = match tag.strip_prefix(PROGRAM_TAG) {
         Some(number) => (number, true),

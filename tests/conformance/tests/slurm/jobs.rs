@@ -335,7 +335,7 @@ fn node_lost_while_a_job_runs(mut site: Site) -> Site {
     assert!(shown.contains(&node) && shown.contains("until_a_reboot"), "{shown}");
     assert!(!site.store("lost").exists());
     site.slurm.start("slurmd -D", Some(3));
-    // As an administrator does, who has no variables of slurmd's.
+    // An administrator runs it by hand, without the variables that slurmd sets.
     let swept = site.slurm.line(3, false, "forebay bb sweep").output().unwrap();
     assert!(swept.status.success(), "{}", Site::text_of(&swept));
     assert_eq!(read(&site.store("lost")), "lost\n", "{}", Site::text_of(&swept));
