@@ -23,7 +23,7 @@ const REMOTE_DEFAULT: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
 const SSH_FAILED: i32 = 255;
 
 /// A command to run on a host.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RemoteCommand {
     /// The node's name, for messages.
     pub(crate) name: String,
@@ -40,6 +40,13 @@ impl RemoteCommand {
     pub(crate) fn new(node: &NodeEntry, words: Vec<String>) -> RemoteCommand {
         RemoteCommand { name: node.name.clone(), host: node.host.clone(), words, input: Vec::new() }
     }
+
+    /// The same with one more argument.
+    pub(crate) fn with(&self, word: &str) -> RemoteCommand {
+        let mut one = self.clone();
+        one.words.push(word.to_owned());
+        one
+    }
 }
 
 /// The result of a remote command.
@@ -53,6 +60,8 @@ pub(crate) struct Outcome {
     pub(crate) errors: String,
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
+    /// Its exit status, if it was started and ended by itself.
+    pub(crate) status: Option<i32>,
 }
 
 impl Outcome {
@@ -106,6 +115,7 @@ fn done(remote_command: &RemoteCommand) -> Outcome {
         output: String::new(),
         errors: String::new(),
         failure: None,
+        status: None,
     };
     let mut command = match command(remote_command) {
         Ok(command) => command,
@@ -127,6 +137,7 @@ fn done(remote_command: &RemoteCommand) -> Outcome {
         Ok(output) => {
             outcome.output = String::from_utf8_lossy(&output.stdout).into_owned();
             outcome.errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            outcome.status = output.status.code();
             outcome.failure = explain(remote_command, &output, &outcome);
         }
         Err(e) => outcome.failure = Some(format!("cannot start {program}: {e}")),
@@ -259,6 +270,7 @@ mod tests {
                 output: text(&output.stdout),
                 errors: text(&output.stderr),
                 failure: None,
+                status: None,
             };
             explain(&remote_command, &output, &outcome)
         };

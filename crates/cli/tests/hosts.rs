@@ -3,9 +3,10 @@
 
 mod common;
 
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{forebay, Place, Ran};
@@ -168,6 +169,35 @@ fn up_of_hosts_that_cannot_all_start_leaves_none_up_unless_a_part_will_do() {
     down.assert_refused(1, &["failed on", "9"]);
     assert!((1..4).all(|n| !hosts.pool(n).exists()));
     drop(taken);
+}
+
+#[test]
+fn down_of_hosts_stops_none_while_a_program_uses_the_pool_on_one() {
+    let hosts = Hosts::new();
+    hosts.up("1-3", &[]);
+    hosts.tell(1, "echo all > /forebay/f");
+    let (pool, list) = (hosts.pool(2), hosts.list("1-3"));
+    let words = ["run", "--quiet", "--pool", pool.to_str().unwrap(), "--", "sh", "-c", "echo in; read line"];
+    let mut user = hosts.command(&words);
+    let mut user = user.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 3];
+    user.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let path = hosts.place.join("n%n");
+    let all = ["down", "--all", "--pool", pool.to_str().unwrap()];
+    let named = ["down", "--hosts", &list, "--pool", path.to_str().unwrap()];
+    for words in [&all[..], &named] {
+        let down = hosts.run(words);
+        down.assert_refused(1, &["all stay up", "refused on", &format!("{}2", hosts.net), "--force"]);
+        assert!(!down.err.contains(&format!("{}1:", hosts.net)), "{down:?}");
+    }
+    assert_eq!(hosts.tell(3, "cat /forebay/f"), "all\n");
+    drop(user.stdin.take());
+    user.wait().unwrap();
+    // A host that cannot be asked is no reason to leave the others up.
+    let more = [&named[..2], &[&hosts.list("1-3,9")], &named[3..]].concat();
+    hosts.run(&more).assert_refused(1, &["cannot stop all of 4 nodes", &format!("failed on {}9", hosts.net)]);
+    assert!((1..4).all(|n| !hosts.pool(n).exists()));
+    hosts.place.assert_nothing_left();
 }
 
 #[test]

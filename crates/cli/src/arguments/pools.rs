@@ -149,7 +149,7 @@ A pool on a disk (--media ssd) keeps its data in any case: remove its directory 
 what a killed pool left.")]
 pub(crate) struct Down {
     /// Stop every node of the pool file: this host's node directly, the others by ssh (or by the command in
-    /// FOREBAY_RSH)
+    /// FOREBAY_RSH). If one of them would refuse, none is stopped
     #[arg(long, conflicts_with_all = ["json", "hosts"])]
     pub(crate) all: bool,
     /// Stop the pool on these hosts, by ssh: the list that was given to `up --hosts`
@@ -168,6 +168,9 @@ pub(crate) struct Down {
     /// Do not show the progress of copying to backing stores
     #[arg(long)]
     pub(crate) no_progress: bool,
+    /// Only find out whether it would be stopped, for `--all` and `--hosts`
+    #[arg(long, hide = true)]
+    pub(crate) check: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,6 +9,7 @@ use forebay_server::control::{self, MountOptions, MountStatus, Status};
 use forebay_server::directory::{PoolDirectory, LOG_FILE};
 use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, Attempt, DownOptions, Presence};
+use forebay_server::pool_file::NodeEntry;
 use forebay_server::{Backing, PoolIdentity, Stopped};
 use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Ino, Result, STORES_MARK};
@@ -33,6 +34,8 @@ const SAME_SIGNAL: Duration = Duration::from_millis(250);
 /// How long programs may take to end when a signal ends their pool: they have got it too, in most cases.
 const PROGRAMS_GRACE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// Exit status of `--check` if the pool would not be stopped.
+const REFUSED: u8 = 3;
 /// The signals that end this command.
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -47,6 +50,9 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     // A signal ends this command only where the pool is left as it was found, or stops by itself.
     let signals = unseen::block(&SIGNALS)?;
     let mut ending = Ending::new(&dir, arguments, &signals);
+    if arguments.check {
+        return Ok(ending.check());
+    }
     match ending.run() {
         Ok(Ended::Down(stopped)) => {
             ending.print(&stopped);
@@ -142,6 +148,32 @@ impl<'a> Ending<'a> {
         Err(Error::new(Code::Busy, format!("cannot stop pool {}", self.dir.display()))
             .why("programs begin to use it again and again")
             .cure("end what starts them and try again, or stop the pool under them with --force"))
+    }
+
+    /// Finds out whether the pool would be stopped, and copies to backing stores what they lack. The pool stays up. Says what
+    /// is in the way; what only the stop itself can show is no refusal.
+    fn check(&mut self) -> ExitCode {
+        let checked = self.is_free();
+        self.mount_again();
+        match checked {
+            Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone) => failure::report(&e, false, REFUSED),
+            _ => ExitCode::SUCCESS,
+        }
+    }
+
+    fn is_free(&mut self) -> Result<()> {
+        if !self.look()? {
+            self.leave(self.signal());
+        }
+        if let Drain::Stopped(signal) = self.drain()? {
+            self.leave(signal);
+        }
+        match &self.now {
+            Some(status) if status.state != STOPPING && !self.arguments.force => {
+                launch::ensure_unused(self.dir).map(drop)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Which signal has come.
@@ -506,22 +538,40 @@ fn refuse_undrained(dir: &Path, arguments: &Down) -> Result<()> {
 /// Stops every node of a pool file.
 fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
     let file = pool::file(file, "stop all nodes")?;
-    everywhere::on_every_node(&file, "stop", "stopping", |node| words(node.dir(), arguments))
+    let command = |node: &NodeEntry| RemoteCommand::new(node, words(node.dir(), arguments));
+    down_everywhere(file.nodes.iter().map(command).collect(), arguments)
 }
 
 /// Stops the nodes that `up --hosts` started.
 fn down_hosts(list: &str, named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     let dir = pool::directory(named)?;
-    let remote_commands: Vec<RemoteCommand> = hosts::expand(list)?
-        .into_iter()
-        .map(|host| RemoteCommand {
-            words: words(&path_on(&dir, &host), arguments),
-            name: host.clone(),
-            host,
-            input: Vec::new(),
-        })
-        .collect();
-    everywhere::report("stop", &everywhere::run("stopping", &remote_commands))
+    let remote_commands = hosts::expand(list)?.into_iter().map(|host| RemoteCommand {
+        words: words(&path_on(&dir, &host), arguments),
+        name: host.clone(),
+        host,
+        input: Vec::new(),
+    });
+    down_everywhere(remote_commands.collect(), arguments)
+}
+
+/// Stops nodes: none of them if one would refuse, since the pool of a node that stays would lack what the others had.
+fn down_everywhere(commands: Vec<RemoteCommand>, arguments: &Down) -> Result<ExitCode> {
+    let never_refuses = arguments.force && arguments.discard;
+    if commands.len() > 1 && !never_refuses {
+        let checks: Vec<RemoteCommand> = commands.iter().map(|one| one.with("--check")).collect();
+        let outcomes = everywhere::run("checking", &checks);
+        // A node that cannot be asked is no reason to let the others run.
+        let refused: Vec<_> = outcomes.iter().filter(|one| one.status == Some(REFUSED.into())).collect();
+        if !refused.is_empty() {
+            let lines = refused.iter().filter_map(|one| Some((&one.name, one.failure.as_ref()?)));
+            lines.for_each(|(name, why)| note!("{name}: {why}"));
+            let names: Vec<&str> = refused.iter().map(|one| one.name.as_str()).collect();
+            return Err(Error::new(Code::Busy, "cannot stop the pool on all nodes, so all stay up")
+                .why(format!("refused on {}", names.join(", ")))
+                .cure("see above"));
+        }
+    }
+    everywhere::report("stop", &everywhere::run("stopping", &commands))
 }
 
 fn words(path: &Path, arguments: &Down) -> Vec<String> {
@@ -548,7 +598,8 @@ fn fate(before: Option<&Status>, kept: bool, is_on_store: bool, volume_bytes: u6
         (false, _) if is_on_store => format!("; its store has all files{volumes}"),
         (false, n) => {
             let bytes = bytes.saturating_sub(volume_bytes);
-            format!("; {} in it ({}) are gone{volumes}", table::count(n, "entry"), table::bytes(bytes))
+            let are = if n == 1 { "is" } else { "are" };
+            format!("; {} in it ({}) {are} gone{volumes}", table::count(n, "entry"), table::bytes(bytes))
         }
     }
 }
