@@ -156,7 +156,9 @@ impl<'a> Ending<'a> {
         let checked = self.is_free();
         self.mount_again();
         match checked {
-            Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone) => failure::report(&e, false, REFUSED),
+            Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone) => {
+                failure::report(&e, false, REFUSED)
+            }
             _ => ExitCode::SUCCESS,
         }
     }

@@ -7,6 +7,7 @@ use forebay_types::{
 };
 
 use super::copy_turn::{CopyTurn, Copying};
+use super::large_copies::LargeCopy;
 use super::link::Link;
 use super::name_turns::NameTurns;
 use super::parallel::in_parallel_if_slow;
@@ -45,6 +46,14 @@ impl<'a> Turns<'a> {
     }
 }
 
+/// When a batch is copied.
+pub(super) enum Turn<'a> {
+    /// In the turn of this pass's batches.
+    Batch(&'a Turns<'a>),
+    /// Now: one large file.
+    Large(LargeCopy<'a>),
+}
+
 /// The files of a batch, of which none begins any more when this is dropped.
 struct Ending<'a> {
     places: &'a UploadDirectories<'a>,
@@ -57,15 +66,19 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Uploads files, makes them durable together, and publishes them. With turns it copies while it has that of copying.
+/// Uploads files, makes them durable together, and publishes them. It copies while it has the turn of copying.
 pub(super) fn upload_batch(
     shared: &Shared,
     at: &AttachedStore,
     batch: Uploads,
     reason: Reason<'_>,
-    turns: Option<&Turns<'_>>,
+    turn: Turn<'_>,
     pass: &mut Pass,
 ) {
+    let (turns, large) = match turn {
+        Turn::Batch(turns) => (Some(turns), None),
+        Turn::Large(large) => (None, Some(large)),
+    };
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);
     let begin = batch.iter().map(|wanted| Request::BeginDrain { ino: wanted.entry.attr.ino });
@@ -88,7 +101,7 @@ pub(super) fn upload_batch(
         let apart = apart.as_ref().unwrap_or(directory);
         upload(link, &shared.peers, (at.root, store), (wanted, apart), begun.outcome(i))
     });
-    drop((begun, copying));
+    drop((begun, copying, large));
     let mut uploaded: Vec<(Box<WantedUpload>, Upload)> = Vec::new();
     for (wanted, copied) in batch.into_iter().zip(copied) {
         match copied {

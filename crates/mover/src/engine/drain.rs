@@ -9,7 +9,7 @@ use forebay_tasks::{DrainPolicy, Failure};
 use forebay_types::{Error, Ino, Kind, NodeId, PendingPlace, Result, Wanted};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batch::{upload_batch, Turns};
+use super::batch::{upload_batch, Turn, Turns};
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
 use super::new_directories::make_directories;
@@ -222,7 +222,7 @@ fn upload_all(shared: &Shared, at: &AttachedStore, uploads: Uploads, reason: Rea
 }
 
 /// Uploads files of this node: small ones in batches, some at a time, and large ones beside them, those
-/// first that have waited longest, as many at a time as the store takes such calls.
+/// first that have waited longest.
 pub(super) fn upload_here(
     shared: &Shared,
     at: &AttachedStore,
@@ -249,9 +249,12 @@ pub(super) fn upload_here(
 fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
     let passes = in_parallel(&at.store, &files, |_, (wanted, _)| {
         let mut pass = Pass::default();
-        match ends(shared, at, reason) {
-            true => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
-            false => upload_batch(shared, at, vec![wanted.clone()], reason, None, &mut pass),
+        let (most, copied) = (|| at.store.large_uploads(), || at.store.uploaded_bytes());
+        match at.large_copies.begin(most, copied, || ends(shared, at, reason)) {
+            None => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
+            Some(turn) => {
+                upload_batch(shared, at, vec![wanted.clone()], reason, Turn::Large(turn), &mut pass)
+            }
         }
         pass
     });

@@ -20,6 +20,7 @@ mod evict;
 mod hold;
 mod holds;
 mod kept_ranges;
+mod large_copies;
 mod link;
 mod list;
 mod listings;

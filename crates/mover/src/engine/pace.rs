@@ -85,7 +85,9 @@ impl Pace {
         (self.period, self.unchanged_period) = match found {
             Found::Due => (least.max(WATCH_PERIOD), least.max(WATCH_PERIOD)),
             Found::Nothing(until_due) => {
-                let least = least.max(WATCH_PERIOD_IDLE);
+                // What becomes due soon was changed just now: somebody uses the pool.
+                let soon = until_due.filter(|time| !time.is_zero()).unwrap_or(WATCH_PERIOD_IDLE);
+                let least = least.max(soon.clamp(WATCH_PERIOD, WATCH_PERIOD_IDLE));
                 let longest = (LOOK_SHARE_IDLE * took).min(WATCH_PERIOD_MAX);
                 (least, until_due.map_or(longest, |time| time.min(longest)).max(least))
             }
@@ -154,7 +156,8 @@ mod tests {
         let mut pace = Pace::new();
         let mut period = |took_ms, due_ms: Option<u64>| {
             pace.looked(Duration::from_millis(took_ms), Found::Nothing(due_ms.map(Duration::from_millis)));
-            assert_eq!(pace.period.as_millis(), 500.max(20 * u128::from(took_ms)).min(20_000));
+            let soon = due_ms.filter(|time| *time > 0).map_or(500, |time| time.clamp(100, 500));
+            assert_eq!(pace.period.as_millis(), soon.max(20 * took_ms).min(20_000).into());
             pace.unchanged_period.as_millis()
         };
         assert_eq!(period(0, None), 500);
@@ -162,6 +165,7 @@ mod tests {
         assert_eq!(period(10, Some(700)), 700, "something is due by then");
         assert_eq!(period(10, Some(50_000)), 2000);
         assert_eq!(period(10, Some(0)), 500, "no more often than before");
+        assert_eq!([period(1, Some(200)), period(10, Some(150)), period(1, Some(10))], [200, 200, 100]);
         assert_eq!(period(60, Some(700)), 1200);
         assert_eq!([period(1000, None), period(10_000, Some(0))], [20_000; 2]);
     }

@@ -11,6 +11,7 @@ use forebay_types::{
     Wanted, FLAG_STORE,
 };
 
+use super::large_copies::LargeCopies;
 use super::link::Link;
 use crate::host::{self, Instant};
 use crate::store::limited::Limited;
@@ -38,6 +39,8 @@ pub(super) struct AttachedStore {
     pub(super) snapshots: Mutex<HashMap<u64, Instant>>,
     /// True while a thread drains to it.
     pub(super) is_draining: AtomicBool,
+    /// The large files that are being copied to it.
+    pub(super) large_copies: LargeCopies,
     /// Whether another pool claimed it, and when that was looked at.
     claimed: Mutex<Option<(Instant, bool)>>,
 }
@@ -250,6 +253,7 @@ impl Stores {
                 outdated: Mutex::default(),
                 snapshots: Mutex::default(),
                 is_draining: AtomicBool::new(false),
+                large_copies: LargeCopies::default(),
                 claimed: Mutex::default(),
             })),
             // A store that is missing does not lack a name.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::batch::{upload_batch, Turns};
+use super::batch::{upload_batch, Turn, Turns};
 use super::link::Link;
 use super::pass::{Pass, Reason};
 use super::reconcile::seconds_since;
@@ -82,7 +82,7 @@ pub(super) fn upload_in_batches(
             if batch.is_empty() {
                 break;
             }
-            upload_batch(shared, at, batch, reason, Some(turns), &mut pass);
+            upload_batch(shared, at, batch, reason, Turn::Batch(turns), &mut pass);
         }
         pass
     };

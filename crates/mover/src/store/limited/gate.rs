@@ -12,6 +12,7 @@
 //! Uploads of large files always leave a quarter, one turn at least: without the short calls after them nothing that was
 //! copied would be published, and small files would wait for large ones.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -119,6 +120,8 @@ pub struct Gate {
     state: Mutex<State>,
     /// A turn ended, for calls of each way.
     left: [Condvar; WAYS],
+    /// Bytes that uploads have moved so far.
+    moved: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -190,12 +193,27 @@ impl Gate {
                 least_time: [f64::INFINITY; SORTS],
             }),
             left: std::array::from_fn(|_| Condvar::new()),
+            moved: AtomicU64::new(0),
         }
     }
 
     /// The number of calls that may run now.
     pub fn limit(&self) -> usize {
         self.lock().limit as usize
+    }
+
+    /// The number of uploads of large files that may run now.
+    pub(super) fn large_limit(&self) -> usize {
+        most_large(self.limit())
+    }
+
+    /// Uploads have moved so many bytes.
+    pub(super) fn note_moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
     }
 
     /// Begins with a limit of [`DISTANT`] times the least: the store is known to be distant, where calls wait for the way and
@@ -232,8 +250,15 @@ impl Gate {
             state.window.was_full = true;
             state.waiting[way] += 1;
             let full = |state: &mut State| state.is_full(way);
-            let (mut waited, has_turn) =
-                host::wait_while((&self.state, &self.left[way]), state, self.limits.wait, full);
+            let mut moved = self.moved();
+            let wait =
+                |state| host::wait_while((&self.state, &self.left[way]), state, self.limits.wait, full);
+            let (mut waited, mut has_turn) = wait(state);
+            // Large uploads before it may take long: it waits while they move.
+            while !has_turn && way == LARGE && self.moved() != moved {
+                moved = self.moved();
+                (waited, has_turn) = wait(waited);
+            }
             waited.waiting[way] -= 1;
             if waited.waiting[way] == 0 {
                 // The others have the whole limit again.
@@ -293,11 +318,16 @@ impl Drop for Permit<'_> {
     }
 }
 
+/// Of so many calls those that may be uploads of large files.
+fn most_large(limit: usize) -> usize {
+    limit - (limit / 4).max(1).min(limit - 1)
+}
+
 impl State {
     /// True while a call that goes this way has to wait.
     fn is_full(&self, way: usize) -> bool {
         let limit = self.limit as usize;
-        let most = limit - (limit / 4).max(1).min(limit - 1);
+        let most = most_large(limit);
         let writing = self.running[WRITES] + self.running[LARGE];
         let (running, others_wait) = match way {
             READS => (self.running[READS], self.waiting[WRITES] + self.waiting[LARGE] > 0),

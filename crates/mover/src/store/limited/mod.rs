@@ -84,6 +84,16 @@ impl Limited {
         self.gate.limit()
     }
 
+    /// The number of large files that may be uploaded at a time now.
+    pub fn large_uploads(&self) -> usize {
+        self.gate.large_limit()
+    }
+
+    /// The bytes that all uploads so far have read.
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.gate.moved()
+    }
+
     /// True if its calls take at least so long, as far as is known: a server has to answer each.
     pub fn answers_after(&self, time: Duration) -> bool {
         self.gate.takes_at_least(time)
@@ -109,6 +119,7 @@ impl Limited {
 struct Paced<'a> {
     inner: &'a dyn Source,
     bucket: &'a Bucket,
+    gate: &'a Gate,
 }
 
 impl Source for Paced<'_> {
@@ -124,6 +135,7 @@ impl Source for Paced<'_> {
         let piece = buffer.len().min(self.bucket.piece_bytes() as usize);
         let read = self.inner.read_at(&mut buffer[..piece], offset)?;
         self.bucket.take(read as u64);
+        self.gate.note_moved(read as u64);
         Ok(read)
     }
 
@@ -228,7 +240,7 @@ impl Store for Limited {
         source: &dyn Source,
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
-        let paced = Paced { inner: source, bucket: &self.bucket };
+        let paced = Paced { inner: source, bucket: &self.bucket, gate: &self.gate };
         self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
             self.inner.upload(temporary, &paced, attributes)
         })
@@ -239,7 +251,7 @@ impl Store for Limited {
     }
 
     fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
-        let paced = Paced { inner: source, bucket: &self.bucket };
+        let paced = Paced { inner: source, bucket: &self.bucket, gate: &self.gate };
         self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
             self.inner.write_part(temporary, &paced)
         })

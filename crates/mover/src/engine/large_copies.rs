@@ -1,0 +1,220 @@
+//! How many large files are copied to a store at a time: no more than make it faster.
+//!
+//! A store with a rate of its own takes a few files at a time as fast as many. With few, the first of them is on the store, and
+//! can be released, long before the last, and one file is synced while others are copied: if all were copied at the same time, all
+//! would be synced at the same time too, while the store gets no bytes. A distant store, or one of many servers, is faster
+//! with many.
+//!
+//! So there are few at first. While more files wait for their turn, the number is raised, and stays if the rate has grown with
+//! it. A leaf mutex; the caller counts the bytes.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::host::{self, Instant};
+
+/// Files at a time, at first.
+const FIRST: usize = 3;
+/// How long a rate is measured.
+const MEASURE: Duration = Duration::from_millis(300);
+/// A number of files that is half as large again stays if the rate grows by this factor.
+const GAIN: f64 = 1.15;
+/// How long a number that was found to be enough is not raised.
+const SETTLED: Duration = Duration::from_secs(10);
+/// A file that waits looks so often at the rate, and whether it is to wait no longer.
+const LOOK: Duration = Duration::from_millis(50);
+/// A store that takes no byte for so long is not waited for here: the limit of its calls ends the wait with an error.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// The large files that are being copied to one store.
+#[derive(Debug, Default)]
+pub(super) struct LargeCopies {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    running: usize,
+    waiting: usize,
+    allowed: usize,
+    /// The number before it was raised, and its rate, while it is open whether it stays.
+    before: Option<(usize, f64)>,
+    /// Since when as many as are allowed are copied, and how many bytes had been copied then.
+    since: Option<(Instant, u64)>,
+    settled: Option<Instant>,
+    /// The bytes that had been copied when they were last looked at and were more than before.
+    moved: Option<(Instant, u64)>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            running: 0,
+            waiting: 0,
+            allowed: FIRST,
+            before: None,
+            since: None,
+            settled: None,
+            moved: None,
+        }
+    }
+}
+
+/// The turn of one file, until it is dropped.
+#[derive(Debug)]
+pub(super) struct LargeCopy<'a>(&'a LargeCopies);
+
+impl LargeCopies {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a turn, of `most` at a time at most. `copied`: how many bytes of files have been copied so far. None if it is
+    /// over before.
+    pub(super) fn begin(
+        &self,
+        most: impl Fn() -> usize,
+        copied: impl Fn() -> u64,
+        is_over: impl Fn() -> bool,
+    ) -> Option<LargeCopy<'_>> {
+        self.lock().waiting += 1;
+        let has_turn = self.wait(most, copied, is_over);
+        let mut state = self.lock();
+        state.waiting -= 1;
+        if !has_turn {
+            // It may have been woken for a turn that it does not take.
+            self.ended.notify_one();
+            return None;
+        }
+        Some(LargeCopy(self))
+    }
+
+    /// True once a turn is taken.
+    fn wait(&self, most: impl Fn() -> usize, copied: impl Fn() -> u64, is_over: impl Fn() -> bool) -> bool {
+        // That may take long, so it is asked without the lock.
+        while !is_over() {
+            let (now, copied, most) = (Instant::now(), copied(), most());
+            let is_full = |state: &mut State| state.running >= state.allowed.min(most).max(1);
+            let mut state = self.lock();
+            if !is_full(&mut state) || state.is_stalled(now, copied) {
+                state.running += 1;
+                return true;
+            }
+            state.adapt(now, copied, most);
+            drop(host::wait_while((&self.state, &self.ended), state, LOOK, is_full));
+        }
+        false
+    }
+}
+
+impl Drop for LargeCopy<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.running -= 1;
+        if state.waiting == 0 {
+            (state.since, state.moved) = (None, None);
+        }
+        self.0.ended.notify_one();
+    }
+}
+
+impl State {
+    /// True if the store has taken no byte for a long time.
+    fn is_stalled(&mut self, now: Instant, copied: u64) -> bool {
+        match self.moved {
+            Some((then, before)) if before == copied => now.since(then) >= STALLED,
+            _ => {
+                self.moved = Some((now, copied));
+                false
+            }
+        }
+    }
+
+    /// Called while as many files are copied as are allowed, and more wait.
+    fn adapt(&mut self, now: Instant, copied: u64, most: usize) {
+        let Some((since, from)) = self.since else {
+            self.since = Some((now, copied));
+            return;
+        };
+        let took = now.since(since);
+        if took < MEASURE {
+            return;
+        }
+        let rate = copied.saturating_sub(from) as f64 / took.as_secs_f64();
+        self.since = Some((now, copied));
+        match self.before {
+            Some((fewer, before)) if rate < GAIN * before => {
+                (self.allowed, self.before, self.settled) = (fewer, None, Some(now));
+            }
+            _ if self.settled.is_some_and(|settled| now.since(settled) < SETTLED) => {}
+            _ if self.allowed >= most => self.before = None,
+            _ => {
+                self.before = Some((self.allowed, rate));
+                self.allowed = (self.allowed + self.allowed.div_ceil(2)).min(most);
+                // Of the new number, once so many are copied.
+                self.since = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many files are allowed after some seconds at a store with a rate for each number of files.
+    fn after(seconds: u64, most: usize, rate: impl Fn(usize) -> f64) -> usize {
+        let (mut state, mut copied, mut time) = (State::default(), 0.0, Instant::now());
+        for _ in 0..seconds * 20 {
+            time = time + LOOK;
+            copied += rate(state.allowed) * LOOK.as_secs_f64();
+            state.adapt(time, copied as u64, most);
+        }
+        state.allowed
+    }
+
+    #[test]
+    fn store_with_a_rate_of_its_own_gets_few_files_at_a_time() {
+        assert_eq!(after(5, 64, |_| 1e8), FIRST);
+        // It is tried again.
+        let more_later = std::cell::Cell::new(0);
+        after(30, 64, |files| {
+            more_later.set(more_later.get().max(files));
+            1e8
+        });
+        assert_eq!(more_later.get(), FIRST + 2);
+    }
+
+    #[test]
+    fn store_that_is_faster_with_more_files_gets_more() {
+        assert_eq!(after(10, 64, |files| files as f64 * 1e7), 64);
+        assert_eq!(after(10, 12, |files| files as f64 * 1e7), 12);
+        let of_ten = after(10, 64, |files| files.min(10) as f64 * 1e7);
+        assert!((8..=12).contains(&of_ten), "{of_ten}");
+    }
+
+    #[test]
+    fn store_that_takes_no_byte_is_not_waited_for() {
+        let (mut state, begin) = (State::default(), Instant::now());
+        assert!(!state.is_stalled(begin, 7) && !state.is_stalled(begin + STALLED / 2, 7));
+        assert!(!state.is_stalled(begin + STALLED / 2, 8) && !state.is_stalled(begin + STALLED, 8));
+        assert!(state.is_stalled(begin + STALLED + STALLED / 2, 8));
+    }
+
+    #[test]
+    fn turn_is_waited_for_until_one_ends_or_all_is_over() {
+        let copies = LargeCopies::default();
+        let begin = |is_over: bool| copies.begin(|| 64, || 0, || is_over);
+        let turns: Vec<_> = (0..FIRST).map(|_| begin(false).unwrap()).collect();
+        assert!(begin(true).is_none());
+        assert!(copies.begin(|| 1, || 0, || true).is_none());
+        std::thread::scope(|scope| {
+            // No byte is copied, so no more are allowed than were at first, or those that are tried.
+            let waits: Vec<_> = (0..3).map(|_| scope.spawn(|| begin(false).is_some())).collect();
+            drop(turns);
+            assert!(waits.into_iter().all(|one| one.join().unwrap()));
+        });
+        assert_eq!((copies.lock().running, copies.lock().waiting), (0, 0));
+    }
+}
