@@ -6,7 +6,8 @@
 //! with many.
 //!
 //! So there are few at first. While more files wait for their turn, the number is raised, and stays if the rate has grown with
-//! it. A leaf mutex; the caller counts the bytes.
+//! it. Where copies take long, they do not begin together, so that files of the same size do not end together either. A leaf
+//! mutex; the caller counts the bytes.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,10 +18,13 @@ use crate::host::{self, Instant};
 const FIRST: usize = 3;
 /// How long a rate is measured.
 const MEASURE: Duration = Duration::from_millis(300);
-/// A number of files that is half as large again stays if the rate grows by this factor.
-const GAIN: f64 = 1.15;
+/// A larger number of files stays if the rate grows by at least this part of what the number has grown by.
+const GAIN: f64 = 0.3;
 /// How long a number that was found to be enough is not raised.
 const SETTLED: Duration = Duration::from_secs(10);
+/// A copy begins this part of what the last one took after the one before, and at most so much later.
+const APART: u32 = 12;
+const APART_MAX: Duration = Duration::from_millis(200);
 /// A file that waits looks so often at the rate, and whether it is to wait no longer.
 const LOOK: Duration = Duration::from_millis(50);
 /// A store that takes no byte for so long is not waited for here: the limit of its calls ends the wait with an error.
@@ -38,6 +42,9 @@ struct State {
     running: usize,
     waiting: usize,
     allowed: usize,
+    /// When the last copy began, and how long the last one took that has ended.
+    begun: Option<Instant>,
+    took: Duration,
     /// The number before it was raised, and its rate, while it is open whether it stays.
     before: Option<(usize, f64)>,
     /// Since when as many as are allowed are copied, and how many bytes had been copied then.
@@ -53,6 +60,8 @@ impl Default for State {
             running: 0,
             waiting: 0,
             allowed: FIRST,
+            begun: None,
+            took: Duration::ZERO,
             before: None,
             since: None,
             settled: None,
@@ -63,7 +72,10 @@ impl Default for State {
 
 /// The turn of one file, until it is dropped.
 #[derive(Debug)]
-pub(super) struct LargeCopy<'a>(&'a LargeCopies);
+pub(super) struct LargeCopy<'a> {
+    copies: &'a LargeCopies,
+    begun: Instant,
+}
 
 impl LargeCopies {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -79,47 +91,65 @@ impl LargeCopies {
         is_over: impl Fn() -> bool,
     ) -> Option<LargeCopy<'_>> {
         self.lock().waiting += 1;
-        let has_turn = self.wait(most, copied, is_over);
-        let mut state = self.lock();
-        state.waiting -= 1;
-        if !has_turn {
+        let turn = self.wait(most, copied, is_over);
+        self.lock().waiting -= 1;
+        if turn.is_none() {
             // It may have been woken for a turn that it does not take.
             self.ended.notify_one();
-            return None;
         }
-        Some(LargeCopy(self))
+        turn
     }
 
-    /// True once a turn is taken.
-    fn wait(&self, most: impl Fn() -> usize, copied: impl Fn() -> u64, is_over: impl Fn() -> bool) -> bool {
+    fn wait(
+        &self,
+        most: impl Fn() -> usize,
+        copied: impl Fn() -> u64,
+        is_over: impl Fn() -> bool,
+    ) -> Option<LargeCopy<'_>> {
         // That may take long, so it is asked without the lock.
         while !is_over() {
             let (now, copied, most) = (Instant::now(), copied(), most());
             let is_full = |state: &mut State| state.running >= state.allowed.min(most).max(1);
             let mut state = self.lock();
-            if !is_full(&mut state) || state.is_stalled(now, copied) {
+            let too_soon = state.too_soon(now);
+            if !is_full(&mut state) && too_soon.is_zero() || state.is_stalled(now, copied) {
                 state.running += 1;
-                return true;
+                state.begun = Some(now);
+                return Some(LargeCopy { copies: self, begun: now });
             }
-            state.adapt(now, copied, most);
-            drop(host::wait_while((&self.state, &self.ended), state, LOOK, is_full));
+            if is_full(&mut state) {
+                state.adapt(now, copied, most);
+            }
+            let must_wait = |state: &mut State| is_full(state) || !state.too_soon(Instant::now()).is_zero();
+            let time = if too_soon.is_zero() { LOOK } else { LOOK.min(too_soon) };
+            drop(host::wait_while((&self.state, &self.ended), state, time, must_wait));
         }
-        false
+        None
     }
 }
 
 impl Drop for LargeCopy<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.copies.lock();
         state.running -= 1;
+        state.took = self.begun.elapsed();
         if state.waiting == 0 {
             (state.since, state.moved) = (None, None);
         }
-        self.0.ended.notify_one();
+        self.copies.ended.notify_one();
     }
 }
 
 impl State {
+    /// How long it takes until another copy may begin beside those that run.
+    fn too_soon(&self, now: Instant) -> Duration {
+        let apart = (self.took / APART).min(APART_MAX);
+        match self.begun {
+            Some(begun) if self.running > 0 => apart.saturating_sub(now.since(begun)),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// True if the store has taken no byte for a long time.
     fn is_stalled(&mut self, now: Instant, copied: u64) -> bool {
         match self.moved {
@@ -129,6 +159,11 @@ impl State {
                 false
             }
         }
+    }
+
+    /// By which factor the rate is to grow since there were fewer files.
+    fn least_growth(&self, fewer: usize) -> f64 {
+        1.0 + GAIN * (self.allowed as f64 / fewer as f64 - 1.0)
     }
 
     /// Called while as many files are copied as are allowed, and more wait.
@@ -144,7 +179,7 @@ impl State {
         let rate = copied.saturating_sub(from) as f64 / took.as_secs_f64();
         self.since = Some((now, copied));
         match self.before {
-            Some((fewer, before)) if rate < GAIN * before => {
+            Some((fewer, before)) if rate < before * self.least_growth(fewer) => {
                 (self.allowed, self.before, self.settled) = (fewer, None, Some(now));
             }
             _ if self.settled.is_some_and(|settled| now.since(settled) < SETTLED) => {}
@@ -203,6 +238,21 @@ mod tests {
     }
 
     #[test]
+    fn long_copies_do_not_begin_together() {
+        let now = Instant::now();
+        let mut state = State { running: 1, begun: Some(now), ..State::default() };
+        assert_eq!(state.too_soon(now), Duration::ZERO, "none has ended");
+        state.took = Duration::from_millis(1200);
+        assert_eq!(state.too_soon(now), Duration::from_millis(100));
+        assert_eq!(state.too_soon(now + Duration::from_millis(99)), Duration::from_millis(1));
+        assert_eq!(state.too_soon(now + Duration::from_millis(101)), Duration::ZERO);
+        state.took = Duration::from_secs(1000);
+        assert_eq!(state.too_soon(now), APART_MAX);
+        state.running = 0;
+        assert_eq!(state.too_soon(now), Duration::ZERO);
+    }
+
+    #[test]
     fn turn_is_waited_for_until_one_ends_or_all_is_over() {
         let copies = LargeCopies::default();
         let begin = |is_over: bool| copies.begin(|| 64, || 0, || is_over);
@@ -215,6 +265,7 @@ mod tests {
             drop(turns);
             assert!(waits.into_iter().all(|one| one.join().unwrap()));
         });
-        assert_eq!((copies.lock().running, copies.lock().waiting), (0, 0));
+        let state = copies.lock();
+        assert_eq!((state.running, state.waiting), (0, 0));
     }
 }
