@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
-use forebay_server::pool_file::{NodeEntry, PoolFile};
+use forebay_server::pool_file::NodeEntry;
 use forebay_types::limits::REMOTE_SHELLS_MAX;
 use forebay_types::{Code, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -207,19 +207,6 @@ pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome
     let mut outcomes = outcomes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     outcomes.sort_by_key(|(i, _)| *i);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
-}
-
-/// Runs this command with other arguments on every node, prints the output of each behind the node's name, and fails
-/// when any failed. `verb` names the action in the error.
-pub(crate) fn on_every_node(
-    file: &PoolFile,
-    verb: &str,
-    doing: &str,
-    words: impl Fn(&NodeEntry) -> Vec<String>,
-) -> Result<ExitCode> {
-    let remote_commands: Vec<RemoteCommand> =
-        file.nodes.iter().map(|node| RemoteCommand::new(node, words(node))).collect();
-    report(verb, &run(doing, &remote_commands))
 }
 
 /// Prints the output of each command, and fails when any failed.

@@ -190,11 +190,13 @@ fn down_of_hosts_stops_none_while_a_program_uses_the_pool_on_one() {
         down.assert_refused(1, &["all stay up", "refused on", &format!("{}2", hosts.net), "--force"]);
         assert!(!down.err.contains(&format!("{}1:", hosts.net)), "{down:?}");
     }
-    assert_eq!(hosts.tell(3, "cat /forebay/f"), "all\n");
+    assert_eq!(hosts.tell(1, "cat /forebay/f"), "all\n");
+    assert_eq!(hosts.tell(3, "stat -c %s /forebay/f"), "4\n");
     drop(user.stdin.take());
     user.wait().unwrap();
     // A host that cannot be asked is no reason to leave the others up.
-    let more = [&named[..2], &[&hosts.list("1-3,9")], &named[3..]].concat();
+    let with_dead = hosts.list("1-3,9");
+    let more = [&named[..2], &[&with_dead], &named[3..]].concat();
     hosts.run(&more).assert_refused(1, &["cannot stop all of 4 nodes", &format!("failed on {}9", hosts.net)]);
     assert!((1..4).all(|n| !hosts.pool(n).exists()));
     hosts.place.assert_nothing_left();
