@@ -23,6 +23,7 @@ mod attributes;
 mod cache_rules;
 mod closing;
 mod directories;
+mod elsewhere;
 mod errno;
 mod files;
 mod filesystem;

@@ -19,9 +19,13 @@ use forebay_types::{Code, Error, Result};
 
 use forebay_fuse::Device;
 
+use crate::elsewhere;
+
 /// The file system type in the kernel's mount table.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
 const HELPER: &str = "fusermount3";
+/// Users of a mount that an error names, at most.
+const SHOWN_MAX: usize = 5;
 
 /// How to mount.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,14 +127,13 @@ fn unmount_call(at: &Path, flags: i32) -> Result<()> {
     let what = format!("cannot unmount {}", at.display());
     match e.raw_os_error() {
         Some(libc::EPERM) => unmount_by_helper(at, flags & libc::MNT_DETACH != 0),
-        Some(libc::EBUSY) => Err(busy(at)),
+        Some(libc::EBUSY) => Err(busy(at, users_of(at))),
         Some(libc::EINVAL) => Err(Error::new(Code::NotFound, what).why("nothing is mounted there")),
         _ => Err(Error::io(what, &e)),
     }
 }
 
-fn busy(at: &Path) -> Error {
-    let users = users_of(at);
+fn busy(at: &Path, users: Vec<String>) -> Error {
     let why = if users.is_empty() {
         "it is in use".to_owned()
     } else {
@@ -144,7 +147,6 @@ fn busy(at: &Path) -> Error {
 /// Programs that have their working directory, root, executable or an open file on a mount, as far as this user may
 /// see.
 fn users_of(at: &Path) -> Vec<String> {
-    const SHOWN_MAX: usize = 5;
     let mut users = Vec::new();
     let Ok(processes) = std::fs::read_dir("/proc") else { return users };
     let uses = |link: PathBuf| std::fs::read_link(link).is_ok_and(|to| to.starts_with(at));
@@ -184,7 +186,7 @@ fn unmount_by_helper(at: &Path, lazy: bool) -> Result<()> {
     if mounted_on(at).is_none() {
         return Err(Error::new(Code::NotFound, what).why("nothing is mounted there"));
     }
-    Err(busy(at))
+    Err(busy(at, users_of(at)))
 }
 
 fn no_helper(what: &str, e: &io::Error) -> Error {
@@ -208,9 +210,14 @@ fn check_uppermost(mounted: &mounts::Mount) -> Result<()> {
     }
 }
 
-/// Unmounts. [`Code::Busy`] while programs use the mount, or something is mounted over it.
+/// Unmounts. [`Code::Busy`] while programs use the mount, here or in another mount namespace, or something is mounted over it.
+/// If another namespace has a copy of it that no program uses, the connection lives on.
 pub fn unmount(mounted: &mounts::Mount) -> Result<()> {
     check_uppermost(mounted)?;
+    let users = elsewhere::users(mounted.device, SHOWN_MAX);
+    if !users.is_empty() {
+        return Err(busy(&mounted.point, users));
+    }
     unmount_call(&mounted.point, 0)
 }
 

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_client::{Pool, Role};
 use forebay_sys::mounts::Mount;
@@ -45,6 +46,8 @@ const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
 /// How often the main thread checks whether another process has removed the mount.
 const LOOK_MS: i32 = 200;
+/// How long the connection may live on after the mount was taken away: it does if another mount namespace has a copy.
+const COPIES_GRACE: Duration = Duration::from_secs(1);
 /// Most bytes of a message.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 
@@ -329,6 +332,7 @@ impl Drop for Guard {
 fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (&FileSystem, &Session)) {
     let (fs, session) = served;
     let at = guard.mounted.point.display().to_string();
+    let mut unmounted: Option<Instant> = None;
     loop {
         let socket = supervisor.socket.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut fds = [signals.as_fd().as_raw_fd(), socket].map(|fd| libc::pollfd {
@@ -345,6 +349,10 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
             supervisor.send(&json!({ "unmounted": {} }));
             return;
         }
+        if unmounted.is_some_and(|then| then.elapsed() >= COPIES_GRACE) {
+            tracing::warn!("{at} was unmounted; copies of it in other mount namespaces are dead from now on");
+            return supervisor.send(&json!({ "unmounted": {} }));
+        }
         let event = if fds[0].revents != 0 { Event::End } else { supervisor.receive() };
         match event {
             Event::Nothing => {}
@@ -353,7 +361,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 return; // the guard removes it
             }
             Event::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
-                Ok(()) => guard.armed = false,
+                Ok(()) => (guard.armed, unmounted) = (false, Some(Instant::now())),
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) if !lazy => supervisor.busy(&e, asker),
                 Err(e) => match mountpoint::clear(&guard.mounted) {
@@ -366,7 +374,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 },
             },
             Event::End => match mountpoint::unmount(&guard.mounted) {
-                Ok(()) => guard.armed = false,
+                Ok(()) => (guard.armed, unmounted) = (false, Some(Instant::now())),
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {
                     tracing::warn!("{e}; unmounting anyway");

@@ -4,7 +4,8 @@ mod common;
 
 use common::{is_mounted, wait_for, Place};
 use std::fs;
-use std::process::Command;
+use std::io::Read;
+use std::process::{Command, Stdio};
 
 #[test]
 fn mount_shows_the_pool_and_umount_takes_it_away() {
@@ -77,6 +78,59 @@ fn up_with_a_mount_that_cannot_be_leaves_no_pool() {
     place.refused(&["status"]);
     place.done(&[&up[..], &[place.mnt().to_str().unwrap()]].concat());
     assert!(is_mounted(&place.mnt()));
+}
+
+/// A process in a mount namespace of its own, which has a copy of all mounts, and runs a script there. It is killed at the
+/// end of the test.
+struct Apart(std::process::Child);
+
+impl Apart {
+    fn new(script: &str) -> Apart {
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            &format!("{script}; echo; read line"),
+        ]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Apart(child)
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn mount_of_which_another_namespace_has_a_copy_is_taken_away_unless_it_is_used_there() {
+    let Some(place) = Place::mounted() else { return };
+    fs::create_dir(place.file("d")).unwrap();
+    fs::write(place.file("f"), "x").unwrap();
+    let (at, file) = (place.file("d"), place.file("f"));
+    for script in [format!("cd {}", at.display()), format!("exec 3<{}", file.display())] {
+        let user = Apart::new(&script);
+        let number = user.0.id().to_string();
+        for words in [place.refused(&["umount"]), place.refused(&["down"])] {
+            assert!(words.contains("another mount namespace") && words.contains(&number), "{words}");
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"x", "it is still there");
+    }
+    let copy = Apart::new(&format!("test -e {}", file.display()));
+    place.done(&["umount"]);
+    assert!(!is_mounted(&place.mnt()));
+    place.done(&["mount", place.mnt().to_str().unwrap()]);
+    assert_eq!(fs::read(&file).unwrap(), b"x");
+    let copies = Apart::new("true");
+    place.done(&["down"]);
+    assert!(!is_mounted(&place.mnt()));
+    drop((copy, copies));
 }
 
 #[test]
