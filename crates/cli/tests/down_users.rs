@@ -127,7 +127,8 @@ fn pool_in_the_foreground_keeps_what_a_program_without_a_run_writes_to_the_end()
     end(shell);
 }
 
-/// Stands between the command and the supervisor, and calls `before` before a request to stop the pool is passed on.
+/// Stands between the command and the supervisor, and calls `before` before a request to stop the pool is passed on. Its
+/// threads live as long as this process, and `before` with them: what that holds outlives the test.
 fn between(replaced: &Replaced, before: impl Fn() + Send + Sync + 'static) {
     let (fake, aside) = (replaced.fake.try_clone().unwrap(), replaced.aside.clone());
     let before = Arc::new(before);
@@ -164,8 +165,9 @@ fn what_a_program_without_a_run_writes_between_the_copy_and_the_stop_is_copied_t
     let store = bed.attach_slow_store();
     end(bed.shell("echo early >data/early"));
     let supervisor = Replaced::new(&bed.pool, "supervisor");
-    let (writer, once) = (Arc::clone(&bed), Once::new());
-    between(&supervisor, move || once.call_once(|| end(writer.shell("echo late >data/late"))));
+    let (writer, once) = (Arc::downgrade(&bed), Once::new());
+    let write = move || end(writer.upgrade().unwrap().shell("echo late >data/late"));
+    between(&supervisor, move || once.call_once(&write));
     let down = bed.run(&["down"]);
     assert_eq!(down.code, Some(0), "{down:?}");
     assert!(down.err.contains("copying again"), "{down:?}");
@@ -180,10 +182,9 @@ fn volume_that_is_created_between_the_look_and_the_stop_keeps_the_pool_up() {
             return eprintln!("skipped: there are no volumes");
         }
         let supervisor = Replaced::new(&bed.pool, "supervisor");
-        let (maker, once) = (Arc::clone(&bed), Once::new());
-        between(&supervisor, move || {
-            once.call_once(|| drop(maker.ok(&["volume", "create", "v", "--size", "1MiB"])));
-        });
+        let (maker, once) = (Arc::downgrade(&bed), Once::new());
+        let make = move || drop(maker.upgrade().unwrap().ok(&["volume", "create", "v", "--size", "1MiB"]));
+        between(&supervisor, move || once.call_once(&make));
         let down = bed.run(options);
         down.assert_refused(1, &["its volumes have 1 MiB", "--discard"]);
         supervisor.restore();
