@@ -249,8 +249,7 @@ pub(super) fn upload_here(
 fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
     let passes = in_parallel(&at.store, &files, |_, (wanted, _)| {
         let mut pass = Pass::default();
-        let (most, copied) = (|| at.store.large_uploads(), || at.store.uploaded_bytes());
-        match at.large_copies.begin(most, copied, || ends(shared, at, reason)) {
+        match at.large_copies.begin(&at.store, || ends(shared, at, reason)) {
             None => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
             Some(turn) => {
                 upload_batch(shared, at, vec![wanted.clone()], reason, Turn::Large(turn), &mut pass)

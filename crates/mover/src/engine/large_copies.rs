@@ -6,13 +6,15 @@
 //! with many.
 //!
 //! So there are few at first. While more files wait for their turn, the number is raised, and stays if the rate has grown with
-//! it. Where copies take long, they do not begin together, so that files of the same size do not end together either. A leaf
-//! mutex; the caller counts the bytes.
+//! it: the gate of the store's calls, which would learn that from calls that take seconds, is raised with it. Where copies take
+//! long, they do not begin together, so that files of the same size do not end together either. One mutex, under which that
+//! of the gate is taken.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::host::{self, Instant};
+use crate::store::limited::Limited;
 
 /// Files at a time, at first.
 const FIRST: usize = 3;
@@ -41,7 +43,8 @@ pub(super) struct LargeCopies {
 struct State {
     running: usize,
     waiting: usize,
-    allowed: usize,
+    /// How many are allowed since the number was raised; before [`FIRST`]. No more than the gate allows in any case.
+    raised: Option<usize>,
     /// When the last copy began, and how long the last one took that has ended.
     begun: Option<Instant>,
     took: Duration,
@@ -59,7 +62,7 @@ impl Default for State {
         State {
             running: 0,
             waiting: 0,
-            allowed: FIRST,
+            raised: None,
             begun: None,
             took: Duration::ZERO,
             before: None,
@@ -82,16 +85,10 @@ impl LargeCopies {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn, of `most` at a time at most. `copied`: how many bytes of files have been copied so far. None if it is
-    /// over before.
-    pub(super) fn begin(
-        &self,
-        most: impl Fn() -> usize,
-        copied: impl Fn() -> u64,
-        is_over: impl Fn() -> bool,
-    ) -> Option<LargeCopy<'_>> {
+    /// Waits for a turn. None if it is over before.
+    pub(super) fn begin(&self, store: &Limited, is_over: impl Fn() -> bool) -> Option<LargeCopy<'_>> {
         self.lock().waiting += 1;
-        let turn = self.wait(most, copied, is_over);
+        let turn = self.wait(store, is_over);
         self.lock().waiting -= 1;
         if turn.is_none() {
             // It may have been woken for a turn that it does not take.
@@ -100,17 +97,13 @@ impl LargeCopies {
         turn
     }
 
-    fn wait(
-        &self,
-        most: impl Fn() -> usize,
-        copied: impl Fn() -> u64,
-        is_over: impl Fn() -> bool,
-    ) -> Option<LargeCopy<'_>> {
+    fn wait(&self, store: &Limited, is_over: impl Fn() -> bool) -> Option<LargeCopy<'_>> {
         // That may take long, so it is asked without the lock.
         while !is_over() {
-            let (now, copied, most) = (Instant::now(), copied(), most());
-            let is_full = |state: &mut State| state.running >= state.allowed.min(most).max(1);
+            let (now, copied) = (Instant::now(), store.uploaded_bytes());
             let mut state = self.lock();
+            let allowed = state.raised.unwrap_or(FIRST).min(store.large_uploads());
+            let is_full = |state: &mut State| state.running >= allowed;
             let too_soon = state.too_soon(now);
             if !is_full(&mut state) && too_soon.is_zero() || state.is_stalled(now, copied) {
                 state.running += 1;
@@ -118,7 +111,9 @@ impl LargeCopies {
                 return Some(LargeCopy { copies: self, begun: now });
             }
             if is_full(&mut state) {
-                state.adapt(now, copied, most);
+                let raised = state.adapt(now, copied, allowed, store.large_uploads_max());
+                // Once: a store that is busy lowers the limit again.
+                raised.inspect(|files| store.admit_large_uploads(*files));
             }
             let must_wait = |state: &mut State| is_full(state) || !state.too_soon(Instant::now()).is_zero();
             let time = if too_soon.is_zero() { LOOK } else { LOOK.min(too_soon) };
@@ -161,52 +156,58 @@ impl State {
         }
     }
 
-    /// By which factor the rate is to grow since there were fewer files.
-    fn least_growth(&self, fewer: usize) -> f64 {
-        1.0 + GAIN * (self.allowed as f64 / fewer as f64 - 1.0)
-    }
-
-    /// Called while as many files are copied as are allowed, and more wait.
-    fn adapt(&mut self, now: Instant, copied: u64, most: usize) {
+    /// Called while as many files are copied as are allowed, and more wait. Returns the number when it is raised.
+    fn adapt(&mut self, now: Instant, copied: u64, allowed: usize, most: usize) -> Option<usize> {
         let Some((since, from)) = self.since else {
             self.since = Some((now, copied));
-            return;
+            return None;
         };
         let took = now.since(since);
         if took < MEASURE {
-            return;
+            return None;
         }
         let rate = copied.saturating_sub(from) as f64 / took.as_secs_f64();
         self.since = Some((now, copied));
         match self.before {
-            Some((fewer, before)) if rate < before * self.least_growth(fewer) => {
-                (self.allowed, self.before, self.settled) = (fewer, None, Some(now));
+            Some((fewer, before)) if rate < before * least_growth(fewer, allowed) => {
+                (self.raised, self.before, self.settled) = (Some(fewer), None, Some(now));
             }
             _ if self.settled.is_some_and(|settled| now.since(settled) < SETTLED) => {}
-            _ if self.allowed >= most => self.before = None,
+            _ if allowed >= most => self.before = None,
             _ => {
-                self.before = Some((self.allowed, rate));
-                self.allowed = (self.allowed + self.allowed.div_ceil(2)).min(most);
+                self.before = Some((allowed, rate));
+                self.raised = Some((allowed + allowed.div_ceil(2)).min(most));
                 // Of the new number, once so many are copied.
                 self.since = None;
+                return self.raised;
             }
         }
+        None
     }
+}
+
+/// By which factor the rate is to grow if there are more files.
+fn least_growth(fewer: usize, more: usize) -> f64 {
+    1.0 + GAIN * (more as f64 / fewer.max(1) as f64 - 1.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::limited::{GateLimits, Limits};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::Arc;
 
     /// How many files are allowed after some seconds at a store with a rate for each number of files.
     fn after(seconds: u64, most: usize, rate: impl Fn(usize) -> f64) -> usize {
         let (mut state, mut copied, mut time) = (State::default(), 0.0, Instant::now());
         for _ in 0..seconds * 20 {
             time = time + LOOK;
-            copied += rate(state.allowed) * LOOK.as_secs_f64();
-            state.adapt(time, copied as u64, most);
+            let allowed = state.raised.unwrap_or(FIRST);
+            copied += rate(allowed) * LOOK.as_secs_f64();
+            state.adapt(time, copied as u64, allowed, most);
         }
-        state.allowed
+        state.raised.unwrap_or(FIRST)
     }
 
     #[test]
@@ -252,20 +253,44 @@ mod tests {
         assert_eq!(state.too_soon(now), Duration::ZERO);
     }
 
+    fn store(calls: GateLimits) -> Limited {
+        let options = crate::store::PosixOptions::default();
+        let store =
+            crate::store::PosixStore::open(&std::env::temp_dir(), options, crate::store::MoverId::own());
+        Limited::new(Arc::new(store.unwrap()), Limits { calls, ..Limits::default() })
+    }
+
     #[test]
     fn turn_is_waited_for_until_one_ends_or_all_is_over() {
-        let copies = LargeCopies::default();
-        let begin = |is_over: bool| copies.begin(|| 64, || 0, || is_over);
+        let (copies, store) = (LargeCopies::default(), store(GateLimits::default()));
+        let begin = |is_over: bool| copies.begin(&store, || is_over);
         let turns: Vec<_> = (0..FIRST).map(|_| begin(false).unwrap()).collect();
         assert!(begin(true).is_none());
-        assert!(copies.begin(|| 1, || 0, || true).is_none());
+        let tries = AtomicUsize::new(0);
+        assert!(copies.begin(&store, || tries.fetch_add(1, Ordering::Relaxed) > 2).is_none());
         std::thread::scope(|scope| {
-            // No byte is copied, so no more are allowed than were at first, or those that are tried.
-            let waits: Vec<_> = (0..3).map(|_| scope.spawn(|| begin(false).is_some())).collect();
+            let waits: Vec<_> = (0..4).map(|_| scope.spawn(|| begin(false).is_some())).collect();
             drop(turns);
             assert!(waits.into_iter().all(|one| one.join().unwrap()));
         });
         let state = copies.lock();
         assert_eq!((state.running, state.waiting), (0, 0));
+    }
+
+    #[test]
+    fn gate_allows_as_many_calls_as_files_that_make_the_store_faster() {
+        let limits = |least, most| GateLimits { least, most, ..GateLimits::default() };
+        for (calls, first) in [(limits(4, 64), FIRST), (limits(1, 16), 1)] {
+            let (copies, store) = (LargeCopies::default(), store(calls));
+            let running: Vec<_> = (0..first).map(|_| copies.begin(&store, || false).unwrap()).collect();
+            let begun = Instant::now();
+            // Bytes move only while it waits: no more than one trial is made, and it does not stay.
+            let more = copies.begin(&store, || begun.elapsed() > Duration::from_secs(30));
+            assert!(more.is_some() && store.large_uploads() > first, "the number was raised");
+            drop((running, more));
+            store.admit_large_uploads(1000);
+            assert_eq!(store.large_uploads(), store.large_uploads_max());
+            assert_eq!(store.parallelism(), calls.most);
+        }
     }
 }

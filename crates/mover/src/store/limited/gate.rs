@@ -207,6 +207,20 @@ impl Gate {
         most_large(self.limit())
     }
 
+    /// The same at most, whatever it learns.
+    pub(super) fn large_limit_max(&self) -> usize {
+        most_large(self.limits.most)
+    }
+
+    /// Raises the limit so that so many uploads of large files may run, within its bounds: somebody measures whether the store
+    /// is faster with them. Such calls take too long for a window of them to end soon.
+    pub(super) fn admit_large(&self, uploads: usize) {
+        let mut state = self.lock();
+        let mut limits = state.limit as usize..=self.limits.most;
+        let limit = limits.find(|limit| most_large(*limit) >= uploads).unwrap_or(self.limits.most);
+        state.limit = state.limit.max(limit as f64);
+    }
+
     /// Uploads have moved so many bytes.
     pub(super) fn note_moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);

@@ -89,6 +89,16 @@ impl Limited {
         self.gate.large_limit()
     }
 
+    /// The same at most, whatever the gate learns.
+    pub fn large_uploads_max(&self) -> usize {
+        self.gate.large_limit_max()
+    }
+
+    /// Lets so many large files be uploaded at a time, if the bounds allow that.
+    pub fn admit_large_uploads(&self, files: usize) {
+        self.gate.admit_large(files);
+    }
+
     /// The bytes that all uploads so far have read.
     pub fn uploaded_bytes(&self) -> u64 {
         self.gate.moved()

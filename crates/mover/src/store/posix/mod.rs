@@ -18,6 +18,7 @@ mod names;
 mod open;
 mod parts;
 mod resolve;
+mod sources;
 mod tree;
 mod upload_directories;
 
@@ -26,7 +27,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use forebay_types::{Code, Kind, StoreVersion};
 use rustix::fs::{Mode, OFlags, Stat};
@@ -40,12 +41,13 @@ use self::durable::Durability;
 use self::names::{unlink, NameCalls, Replaced};
 pub use self::open::PosixOptions;
 use self::resolve::{At, Directory, Place, Root};
+use self::sources::{Sources, State};
 use super::attributes::{
     Abilities, Attributes, DirectoryRemoval, Leftovers, Listing, Object, Outcome, Warnings, Xattrs,
 };
 use super::error::{StoreError, StoreResult};
 use super::path::StorePath;
-use super::source::{is_dense, retried, Source};
+use super::source::{retried, Source};
 use super::temporary::{Temporaries, TemporaryName};
 use super::Store;
 
@@ -66,6 +68,8 @@ pub struct PosixStore {
     /// Whether uploads may have their temporaries in other directories; not known before that was tried.
     links_across: OnceLock<bool>,
     kernel_copies: KernelCopies,
+    /// Files that are read in ranges.
+    sources: Sources,
 }
 
 impl fmt::Debug for PosixStore {
@@ -243,23 +247,29 @@ impl Store for PosixStore {
             return Err(StoreError::lasting(Code::Invalid, self.what("read", path))
                 .why("the range is beyond its end"));
         }
-        let fd = match self.open_file(path) {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO) => return Err(stale()),
-            other => other.map_err(failed)?,
+        let is_part = range.end - range.start < expected.bytes;
+        let is_expected = |fd: &Arc<OwnedFd>| State::of(fd, true).is_ok_and(|state| state.is(expected));
+        let known = if is_part { self.sources.get(path).filter(is_expected) } else { None };
+        let fd = match known {
+            Some(fd) => fd,
+            None => match self.open_file(path) {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::NXIO) => return Err(stale()),
+                Ok(opened) if is_part => self.sources.put(path, opened),
+                opened => Arc::new(opened.map_err(failed)?),
+            },
         };
-        let check = || {
-            let stat = retried(|| rustix::fs::fstat(&fd)).map_err(failed)?;
-            let is_file = Kind::from_mode(stat.st_mode) == Some(Kind::File);
-            if is_file && version_of(&stat) == *expected {
-                Ok(is_dense(stat.st_size as u64, stat.st_blocks))
+        let check = |asks_server: bool| {
+            let state = State::of(&fd, asks_server).map_err(failed)?;
+            if state.is(expected) {
+                Ok(state.is_dense)
             } else {
                 Err(stale())
             }
         };
-        let source = File { fd: fd.as_fd(), bytes: expected.bytes, is_dense: check()? };
+        let source = File { fd: fd.as_fd(), bytes: expected.bytes, is_dense: check(false)? };
         let copied = copy(&source, range, into, Holes::Punch, &self.kernel_copies);
         // Checked first: a file that became shorter is not an error of the medium.
-        check()?;
+        check(is_part)?;
         copied.map(drop).map_err(|failure| match failure {
             CopyFailure::Source(Code::Stale) => stale(),
             CopyFailure::Source(code) => StoreError::lasting(code, self.what("read", path)),

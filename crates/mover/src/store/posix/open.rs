@@ -15,6 +15,7 @@ use super::directory::StoreDirectory;
 use super::durable::Durability;
 use super::names::{unlink, NameCalls};
 use super::resolve::{At, Root};
+use super::sources::Sources;
 use super::PosixStore;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::source::retried;
@@ -110,6 +111,7 @@ impl PosixStore {
             durability,
             links_across: OnceLock::new(),
             kernel_copies: KernelCopies::default(),
+            sources: Sources::default(),
         };
         store.probe();
         Ok(store)
