@@ -18,7 +18,7 @@ use serde_json::json;
 use super::status;
 use crate::arguments::Down;
 use crate::backing::{self, Drained};
-use crate::everywhere::{self, RemoteCommand};
+use crate::everywhere::{self, Outcome, RemoteCommand};
 use crate::staging::Style;
 use crate::unseen::{self, can_be_read};
 use crate::{failure, hosts, pool, table};
@@ -35,7 +35,7 @@ const SAME_SIGNAL: Duration = Duration::from_millis(250);
 const PROGRAMS_GRACE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Exit status of `--check` if the pool would not be stopped.
-const REFUSED: u8 = 3;
+const REFUSED: u8 = 79;
 /// The signals that end this command.
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
@@ -153,13 +153,15 @@ impl<'a> Ending<'a> {
     /// Finds out whether the pool would be stopped, and copies to backing stores what they lack. The pool stays up. Says what
     /// is in the way; what only the stop itself can show is no refusal.
     fn check(&mut self) -> ExitCode {
-        let checked = self.is_free();
-        self.mount_again();
-        match checked {
+        match self.is_free() {
+            Err(_) if self.is_ended_meanwhile() => ExitCode::SUCCESS,
             Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone) => {
                 failure::report(&e, false, REFUSED)
             }
-            _ => ExitCode::SUCCESS,
+            _ => {
+                failure::put(self.copied());
+                ExitCode::SUCCESS
+            }
         }
     }
 
@@ -167,14 +169,15 @@ impl<'a> Ending<'a> {
         if !self.look()? {
             self.leave(self.signal());
         }
-        if let Drain::Stopped(signal) = self.drain()? {
-            self.leave(signal);
+        if self.now.as_ref().is_some_and(|status| status.state != STOPPING) && !self.arguments.force {
+            let is_free = launch::ensure_unused(self.dir);
+            // At once: the copy may take long.
+            self.mount_again();
+            is_free?;
         }
-        match &self.now {
-            Some(status) if status.state != STOPPING && !self.arguments.force => {
-                launch::ensure_unused(self.dir).map(drop)
-            }
-            _ => Ok(()),
+        match self.drain()? {
+            Drain::Stopped(signal) => self.leave(signal),
+            Drain::Over(_) => Ok(()),
         }
     }
 
@@ -263,7 +266,8 @@ impl<'a> Ending<'a> {
         }
         // Programs could write by the mount after the copy, so it is taken away before. What uses the pool now may have
         // ended when the pool is to be stopped: what it wrote would be lost, so this is the end.
-        let uses = if force { None } else { Some(launch::ensure_unused(self.dir)?) };
+        let asks = !force && !self.arguments.check;
+        let uses = if asks { Some(launch::ensure_unused(self.dir)?) } else { None };
         let (dir, mounts) = (self.dir, self.mounts.clone());
         let up = move |signal| leave(dir, &mounts, "the pool is up", signal);
         unseen::guarded(self.signals, up, || self.copy(uses))
@@ -306,6 +310,21 @@ impl<'a> Ending<'a> {
         leave(self.dir, &self.mounts, words, signal)
     }
 
+    /// What was copied to backing stores, in words.
+    fn copied(&self) -> String {
+        let Drained { files, bytes, .. } = self.drained;
+        match files {
+            0 => String::new(),
+            files => {
+                format!(
+                    "copied to the backing store: {} ({})\n",
+                    table::count(files, "file"),
+                    table::bytes(bytes)
+                )
+            }
+        }
+    }
+
     fn print(&self, stopped: &Stopped) {
         let (arguments, before, drained) = (self.arguments, self.before.as_ref(), &self.drained);
         let volume_bytes = before.and_then(status::volumes).map_or(0, |volumes| volumes.1);
@@ -329,11 +348,7 @@ impl<'a> Ending<'a> {
             (Some(_), false) => "is down",
             (None, false) => "was not up: what it had left is cleared away",
         };
-        let mut text = String::new();
-        if drained.files > 0 {
-            let (files, bytes) = (table::count(drained.files, "file"), table::bytes(drained.bytes));
-            text.push_str(&format!("copied to the backing store: {files} ({bytes})\n"));
-        }
+        let mut text = self.copied();
         let path = self.dir.display();
         let fate = fate(before, stopped.data_kept, self.is_on_store, volume_bytes);
         text.push_str(&format!("pool {path} {state}{fate}\n"));
@@ -561,16 +576,21 @@ fn down_everywhere(commands: Vec<RemoteCommand>, arguments: &Down) -> Result<Exi
     let never_refuses = arguments.force && arguments.discard;
     if commands.len() > 1 && !never_refuses {
         let checks: Vec<RemoteCommand> = commands.iter().map(|one| one.with("--check")).collect();
-        let outcomes = everywhere::run("checking", &checks);
-        // A node that cannot be asked is no reason to let the others run.
-        let refused: Vec<_> = outcomes.iter().filter(|one| one.status == Some(REFUSED.into())).collect();
+        let outcomes = everywhere::run("copying", &checks);
+        // A host that cannot be reached is no reason to let the others run.
+        let is_refused = |one: &Outcome| one.status == Some(REFUSED.into());
+        for one in &outcomes {
+            one.output.lines().for_each(|line| failure::put(format!("{}: {line}\n", one.name)));
+            if one.failure.is_none() || is_refused(one) {
+                one.errors.lines().for_each(|line| note!("{}: {line}", one.name));
+            }
+        }
+        let refused: Vec<_> =
+            outcomes.iter().filter(|one| is_refused(one)).map(|one| one.name.as_str()).collect();
         if !refused.is_empty() {
-            let lines = refused.iter().filter_map(|one| Some((&one.name, one.failure.as_ref()?)));
-            lines.for_each(|(name, why)| note!("{name}: {why}"));
-            let names: Vec<&str> = refused.iter().map(|one| one.name.as_str()).collect();
             return Err(Error::new(Code::Busy, "cannot stop the pool on all nodes, so all stay up")
-                .why(format!("refused on {}", names.join(", ")))
-                .cure("see above"));
+                .why(format!("refused on {}", refused.join(", ")))
+                .cure("see above; `forebay down --hosts` stops the others if it names only those"));
         }
     }
     everywhere::report("stop", &everywhere::run("stopping", &commands))

@@ -52,6 +52,8 @@ pub(super) enum Turn<'a> {
     Batch(&'a Turns<'a>),
     /// Now: one large file.
     Large(LargeCopy<'a>),
+    /// Now, in no turn.
+    Now,
 }
 
 /// The files of a batch, of which none begins any more when this is dropped.
@@ -78,6 +80,7 @@ pub(super) fn upload_batch(
     let (turns, large) = match turn {
         Turn::Batch(turns) => (Some(turns), None),
         Turn::Large(large) => (None, Some(large)),
+        Turn::Now => (None, None),
     };
     let reconciler = &Reconciler::new(&shared.link, &shared.stores, at);
     let (link, store): (&Link, &dyn Store) = (reconciler.link, &*reconciler.at.store);

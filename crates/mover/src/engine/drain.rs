@@ -13,7 +13,7 @@ use super::batch::{upload_batch, Turn, Turns};
 use super::link::Link;
 use super::moving::{move_directory, remove_outdated};
 use super::new_directories::make_directories;
-use super::parallel::{in_few_threads, in_parallel};
+use super::parallel::{in_few_threads, in_parallel, in_parallel_with_turns, Lateness};
 use super::pass::{failed, note_snapshot, Due, Pass, Reason};
 use super::peers::{Counted, Work};
 use super::reconcile::{seconds_since, Next, Reconciler};
@@ -245,18 +245,27 @@ pub(super) fn upload_here(
     passes.into_iter().for_each(|one| pass.add(one));
 }
 
-/// Uploads files each of which becomes clean when it is copied, in their order.
+/// Uploads files each of which becomes clean when it is copied, in their order: to a distant store as many at a time as it takes
+/// calls.
 fn upload_large(shared: &Shared, at: &AttachedStore, files: Vec<SizedUpload>, reason: Reason<'_>) -> Pass {
-    let passes = in_parallel(&at.store, &files, |_, (wanted, _)| {
+    let is_distant = Lateness::of(&at.store).is_late();
+    let ends = || ends(shared, at, reason);
+    let one = |_: usize, (wanted, _): &SizedUpload| {
         let mut pass = Pass::default();
-        match at.large_copies.begin(&at.store, || ends(shared, at, reason)) {
+        let turn = match is_distant {
+            true => (!ends()).then_some(Turn::Now),
+            false => at.large_copies.begin(&at.store, ends).map(Turn::Large),
+        };
+        match turn {
             None => pass.later.push((wanted.place.parent, wanted.place.name.clone())),
-            Some(turn) => {
-                upload_batch(shared, at, vec![wanted.clone()], reason, Turn::Large(turn), &mut pass)
-            }
+            Some(turn) => upload_batch(shared, at, vec![wanted.clone()], reason, turn, &mut pass),
         }
         pass
-    });
+    };
+    let passes = match is_distant {
+        true => in_parallel(&at.store, &files, one),
+        false => in_parallel_with_turns(&files, one),
+    };
     let mut pass = Pass::default();
     passes.into_iter().for_each(|one| pass.add(one));
     pass

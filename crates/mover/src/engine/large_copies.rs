@@ -1,9 +1,9 @@
 //! How many large files are copied to a store at a time: no more than make it faster.
 //!
-//! A store with a rate of its own takes a few files at a time as fast as many. With few, the first of them is on the store, and
-//! can be released, long before the last, and one file is synced while others are copied: if all were copied at the same time, all
-//! would be synced at the same time too, while the store gets no bytes. A distant store, or one of many servers, is faster
-//! with many.
+//! This is for stores that answer at once: a local file system, a file server nearby. Many a such store takes a few files at a time
+//! as fast as many. With few, the first of them is on the store, and can be released, long before the last, and one file is
+//! synced while others are copied: if all were copied at the same time, all would be synced at the same time too, while the
+//! store gets no bytes. A store of many servers may be faster with many. (A distant store gets as many files as calls.)
 //!
 //! So there are few at first. While more files wait for their turn, the number is raised, and stays if the rate has grown with
 //! it: the gate of the store's calls, which would learn that from calls that take seconds, is raised with it. Where copies take
@@ -24,11 +24,14 @@ const MEASURE: Duration = Duration::from_millis(300);
 const GAIN: f64 = 0.3;
 /// How long a number that was found to be enough is not raised.
 const SETTLED: Duration = Duration::from_secs(10);
-/// A copy begins this part of what the last one took after the one before, and at most so much later.
-const APART: u32 = 12;
+/// A copy begins after the one before by what the last one took, divided by the number of files and by this; at most so much
+/// later.
+const APART: u32 = 4;
 const APART_MAX: Duration = Duration::from_millis(200);
-/// A file that waits looks so often at the rate, and whether it is to wait no longer.
+/// A file that waits looks so often at the rate, and whether it is to wait no longer. Of many that wait each looks more rarely:
+/// by this part for each.
 const LOOK: Duration = Duration::from_millis(50);
+const LOOKERS: u32 = 4;
 /// A store that takes no byte for so long is not waited for here: the limit of its calls ends the wait with an error.
 const STALLED: Duration = Duration::from_secs(60);
 
@@ -89,23 +92,25 @@ impl LargeCopies {
     pub(super) fn begin(&self, store: &Limited, is_over: impl Fn() -> bool) -> Option<LargeCopy<'_>> {
         self.lock().waiting += 1;
         let turn = self.wait(store, is_over);
-        self.lock().waiting -= 1;
-        if turn.is_none() {
-            // It may have been woken for a turn that it does not take.
-            self.ended.notify_one();
-        }
+        let mut state = self.lock();
+        state.waiting -= 1;
+        state.end_measure_if_none_waits();
+        // A turn may be free that it was woken for, or one more.
+        self.ended.notify_one();
+        drop(state);
         turn
     }
 
     fn wait(&self, store: &Limited, is_over: impl Fn() -> bool) -> Option<LargeCopy<'_>> {
         // That may take long, so it is asked without the lock.
         while !is_over() {
-            let (now, copied) = (Instant::now(), store.uploaded_bytes());
+            let (now, copied) = (Instant::now(), store.large_bytes());
             let mut state = self.lock();
             let allowed = state.raised.unwrap_or(FIRST).min(store.large_uploads());
             let is_full = |state: &mut State| state.running >= allowed;
-            let too_soon = state.too_soon(now);
-            if !is_full(&mut state) && too_soon.is_zero() || state.is_stalled(now, copied) {
+            let too_soon = state.too_soon(now, allowed);
+            let may_begin = !is_full(&mut state) && too_soon.is_zero();
+            if may_begin || state.is_stalled(now, copied) {
                 state.running += 1;
                 state.begun = Some(now);
                 return Some(LargeCopy { copies: self, begun: now });
@@ -114,10 +119,13 @@ impl LargeCopies {
                 let raised = state.adapt(now, copied, allowed, store.large_uploads_max());
                 // Once: a store that is busy lowers the limit again.
                 raised.inspect(|files| store.admit_large_uploads(*files));
+                let look = LOOK + LOOK * u32::try_from(state.waiting).unwrap_or(0) / LOOKERS;
+                drop(host::wait_while((&self.state, &self.ended), state, look, is_full));
+            } else {
+                // Fewer are copied than are allowed: that is no measure of the number.
+                state.since = None;
+                drop(host::wait_while((&self.state, &self.ended), state, too_soon, |_| true));
             }
-            let must_wait = |state: &mut State| is_full(state) || !state.too_soon(Instant::now()).is_zero();
-            let time = if too_soon.is_zero() { LOOK } else { LOOK.min(too_soon) };
-            drop(host::wait_while((&self.state, &self.ended), state, time, must_wait));
         }
         None
     }
@@ -128,17 +136,26 @@ impl Drop for LargeCopy<'_> {
         let mut state = self.copies.lock();
         state.running -= 1;
         state.took = self.begun.elapsed();
-        if state.waiting == 0 {
-            (state.since, state.moved) = (None, None);
-        }
+        state.end_measure_if_none_waits();
         self.copies.ended.notify_one();
     }
 }
 
 impl State {
+    /// While none waits, it is not known whether the store could do more.
+    fn end_measure_if_none_waits(&mut self) {
+        if self.waiting == 0 {
+            (self.since, self.moved) = (None, None);
+            if let Some((fewer, _)) = self.before.take() {
+                self.raised = Some(fewer);
+            }
+        }
+    }
+
     /// How long it takes until another copy may begin beside those that run.
-    fn too_soon(&self, now: Instant) -> Duration {
-        let apart = (self.took / APART).min(APART_MAX);
+    fn too_soon(&self, now: Instant, allowed: usize) -> Duration {
+        let parts = APART * u32::try_from(allowed).unwrap_or(1).max(1);
+        let apart = (self.took / parts).min(APART_MAX);
         match self.begun {
             Some(begun) if self.running > 0 => apart.saturating_sub(now.since(begun)),
             _ => Duration::ZERO,
@@ -242,15 +259,16 @@ mod tests {
     fn long_copies_do_not_begin_together() {
         let now = Instant::now();
         let mut state = State { running: 1, begun: Some(now), ..State::default() };
-        assert_eq!(state.too_soon(now), Duration::ZERO, "none has ended");
+        assert_eq!(state.too_soon(now, 3), Duration::ZERO, "none has ended");
         state.took = Duration::from_millis(1200);
-        assert_eq!(state.too_soon(now), Duration::from_millis(100));
-        assert_eq!(state.too_soon(now + Duration::from_millis(99)), Duration::from_millis(1));
-        assert_eq!(state.too_soon(now + Duration::from_millis(101)), Duration::ZERO);
+        assert_eq!(state.too_soon(now, 3), Duration::from_millis(100));
+        assert_eq!(state.too_soon(now + Duration::from_millis(99), 3), Duration::from_millis(1));
+        assert_eq!(state.too_soon(now + Duration::from_millis(101), 3), Duration::ZERO);
         state.took = Duration::from_secs(1000);
-        assert_eq!(state.too_soon(now), APART_MAX);
+        assert_eq!(state.too_soon(now, 3), APART_MAX);
+        assert_eq!(state.too_soon(now, 5000), Duration::from_millis(50));
         state.running = 0;
-        assert_eq!(state.too_soon(now), Duration::ZERO);
+        assert_eq!(state.too_soon(now, 3), Duration::ZERO);
     }
 
     fn store(calls: GateLimits) -> Limited {

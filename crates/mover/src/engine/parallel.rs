@@ -46,6 +46,14 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     in_threads(|| threads_for(store), 1, items, each)
 }
 
+/// The same for items of which each waits until it may call the store: there are threads for as many as may ever do so.
+pub(super) fn in_parallel_with_turns<T: Sync, R: Send>(
+    items: &[T],
+    each: impl Fn(usize, &T) -> R + Sync,
+) -> Vec<R> {
+    in_threads(|| FILES_AT_ONCE, 1, items, each)
+}
+
 /// The same for small files and names. A store that answers at once, as a local file system does from memory, keeps the
 /// processors busy: more threads than these would only wait for each other and for the locks of directories. As soon as it
 /// answers late, it gets as many calls as it takes.
@@ -142,7 +150,8 @@ impl Lateness {
         }
     }
 
-    fn is_late(&self) -> bool {
+    /// Whether it does now.
+    pub(super) fn is_late(&self) -> bool {
         self.slow_share.load(Ordering::Relaxed) >= LATE_SHARE
     }
 

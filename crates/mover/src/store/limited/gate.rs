@@ -120,7 +120,7 @@ pub struct Gate {
     state: Mutex<State>,
     /// A turn ended, for calls of each way.
     left: [Condvar; WAYS],
-    /// Bytes that uploads have moved so far.
+    /// Bytes that uploads of large files have moved so far.
     moved: AtomicU64,
 }
 
@@ -219,9 +219,13 @@ impl Gate {
         let mut limits = state.limit as usize..=self.limits.most;
         let limit = limits.find(|limit| most_large(*limit) >= uploads).unwrap_or(self.limits.most);
         state.limit = state.limit.max(limit as f64);
+        let waiting = state.waiting;
+        drop(state);
+        // Each that leaves wakes the next.
+        self.wake(&waiting);
     }
 
-    /// Uploads have moved so many bytes.
+    /// Uploads of large files have moved so many bytes.
     pub(super) fn note_moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
     }

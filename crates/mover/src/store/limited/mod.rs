@@ -99,8 +99,8 @@ impl Limited {
         self.gate.admit_large(files);
     }
 
-    /// The bytes that all uploads so far have read.
-    pub fn uploaded_bytes(&self) -> u64 {
+    /// The bytes that all uploads of large files so far have read.
+    pub fn large_bytes(&self) -> u64 {
         self.gate.moved()
     }
 
@@ -129,7 +129,8 @@ impl Limited {
 struct Paced<'a> {
     inner: &'a dyn Source,
     bucket: &'a Bucket,
-    gate: &'a Gate,
+    /// Where it is a large upload.
+    gate: Option<&'a Gate>,
 }
 
 impl Source for Paced<'_> {
@@ -145,7 +146,9 @@ impl Source for Paced<'_> {
         let piece = buffer.len().min(self.bucket.piece_bytes() as usize);
         let read = self.inner.read_at(&mut buffer[..piece], offset)?;
         self.bucket.take(read as u64);
-        self.gate.note_moved(read as u64);
+        if let Some(gate) = self.gate {
+            gate.note_moved(read as u64);
+        }
         Ok(read)
     }
 
@@ -250,10 +253,10 @@ impl Store for Limited {
         source: &dyn Source,
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
-        let paced = Paced { inner: source, bucket: &self.bucket, gate: &self.gate };
-        self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
-            self.inner.upload(temporary, &paced, attributes)
-        })
+        let sort = Sort::of_upload(source.bytes());
+        let gate = (sort == Sort::LargeUpload).then_some(&self.gate);
+        let paced = Paced { inner: source, bucket: &self.bucket, gate };
+        self.call(sort, source.bytes(), || self.inner.upload(temporary, &paced, attributes))
     }
 
     fn begin_parts(&self, temporary: &StorePath, bytes: u64) -> StoreResult<()> {
@@ -261,10 +264,10 @@ impl Store for Limited {
     }
 
     fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
-        let paced = Paced { inner: source, bucket: &self.bucket, gate: &self.gate };
-        self.call(Sort::of_upload(source.bytes()), source.bytes(), || {
-            self.inner.write_part(temporary, &paced)
-        })
+        let sort = Sort::of_upload(source.bytes());
+        let gate = (sort == Sort::LargeUpload).then_some(&self.gate);
+        let paced = Paced { inner: source, bucket: &self.bucket, gate };
+        self.call(sort, source.bytes(), || self.inner.write_part(temporary, &paced))
     }
 
     fn end_parts(&self, temporary: &StorePath, attributes: &Attributes) -> StoreResult<StoreVersion> {
