@@ -271,6 +271,12 @@ fn is_gone_as(presence: Presence) -> bool {
     matches!(presence, Presence::None | Presence::Down { has_data: false, .. })
 }
 
+/// True if the pool of a job was killed, and its data are there.
+fn has_died_with_data(record: &Record) -> bool {
+    let presence = launch::settled_presence(&record.pool, CHANGING_GRACE);
+    record.hosts.is_empty() && matches!(presence, Ok(Presence::Down { has_data: true, .. }))
+}
+
 /// Locks a job and reads its file. None if the job has ended, or is not the one that began with this nonce.
 fn locked(file: &Path, nonce: Option<&str>) -> Result<Option<(File, Record)>> {
     let what = || format!("cannot use {}", file.display());
@@ -383,10 +389,17 @@ fn file() -> Result<PathBuf> {
 pub(crate) fn end(nonce: Option<&str>) -> Result<()> {
     let file = file()?;
     match locked(&file, nonce)? {
-        Some((_lock, record)) => match revive(&file, &record)? {
-            true => finish(&file, &record, true),
-            false => Ok(()),
-        },
+        Some((_lock, record)) => {
+            let once = || match revive(&file, &record)? {
+                true => finish(&file, &record, true),
+                false => Ok(()),
+            };
+            match once() {
+                // Its daemon was being killed when it was looked at.
+                Err(_) if has_died_with_data(&record) => once(),
+                ended => ended,
+            }
+        }
         None => Ok(()),
     }
 }
