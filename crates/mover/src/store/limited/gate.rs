@@ -463,6 +463,26 @@ mod tests {
     }
 
     #[test]
+    fn large_upload_waits_for_others_as_long_as_they_move_bytes() {
+        let wait = Duration::from_secs(3);
+        let gate = Gate::new(GateLimits { least: 2, most: 2, wait });
+        let enter = || gate.enter(Sort::LargeUpload, String::new);
+        let (first, second) = (enter().unwrap(), enter());
+        // A quarter is left to short calls: one of two.
+        assert!(second.is_err_and(|e| e.error.why.contains("not been answered")));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| (Instant::now(), enter().is_ok(), Instant::now()));
+            for _ in 0..8 {
+                std::thread::sleep(wait / 6);
+                gate.note_moved(1);
+            }
+            drop(first);
+            let (begun, has_turn, ended) = waits.join().unwrap();
+            assert!(has_turn && ended.since(begun) > wait);
+        });
+    }
+
+    #[test]
     fn directories_for_temporaries_are_no_measure_of_other_calls() {
         let gate = Gate::new(GateLimits { least: 2, most: 64, ..GateLimits::default() });
         let end = |sort: Sort, took: Duration| {

@@ -118,6 +118,13 @@ impl Limited {
         result
     }
 
+    /// What is uploaded, with its limits.
+    fn paced<'a>(&'a self, source: &'a dyn Source) -> (Sort, Paced<'a>) {
+        let sort = Sort::of_upload(source.bytes());
+        let gate = (sort == Sort::LargeUpload).then_some(&self.gate);
+        (sort, Paced { inner: source, bucket: &self.bucket, gate })
+    }
+
     fn wait_latency(&self) {
         if !self.latency.is_zero() {
             std::thread::sleep(self.latency);
@@ -253,9 +260,7 @@ impl Store for Limited {
         source: &dyn Source,
         attributes: &Attributes,
     ) -> StoreResult<StoreVersion> {
-        let sort = Sort::of_upload(source.bytes());
-        let gate = (sort == Sort::LargeUpload).then_some(&self.gate);
-        let paced = Paced { inner: source, bucket: &self.bucket, gate };
+        let (sort, paced) = self.paced(source);
         self.call(sort, source.bytes(), || self.inner.upload(temporary, &paced, attributes))
     }
 
@@ -264,9 +269,7 @@ impl Store for Limited {
     }
 
     fn write_part(&self, temporary: &StorePath, source: &dyn Source) -> StoreResult<()> {
-        let sort = Sort::of_upload(source.bytes());
-        let gate = (sort == Sort::LargeUpload).then_some(&self.gate);
-        let paced = Paced { inner: source, bucket: &self.bucket, gate };
+        let (sort, paced) = self.paced(source);
         self.call(sort, source.bytes(), || self.inner.write_part(temporary, &paced))
     }
 

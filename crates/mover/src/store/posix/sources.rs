@@ -83,8 +83,12 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PosixStore;
     use super::*;
+    use crate::store::{MoverId, Store};
+    use forebay_types::Code;
     use std::io::Write;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn file_is_shared_as_long_as_a_thread_has_it() {
@@ -100,6 +104,39 @@ mod tests {
         assert!(sources.get(&path(b"a")).is_none());
         let _other = sources.put(&path(b"b"), open());
         assert_eq!(sources.lock().len(), 1, "what no thread has is forgotten");
+    }
+
+    #[test]
+    fn file_that_was_replaced_is_read_as_the_version_that_is_asked_for() {
+        let directory = std::env::temp_dir().join(format!("forebay-ranges-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let options = super::super::PosixOptions::default();
+        let store = PosixStore::open(&directory, options, MoverId::own()).unwrap();
+        let (path, file) = (StorePath::root().join(b"f").unwrap(), directory.join("f"));
+        let version = || store.look(&path).unwrap().unwrap().version;
+        let read = |version: &StoreVersion| {
+            let into = std::fs::File::options();
+            let into =
+                into.clone().read(true).write(true).create(true).truncate(true).open(directory.join("into"));
+            let into = into.unwrap();
+            let done = store.read(&path, version, 1..4, into.as_fd());
+            done.map(|()| {
+                let mut bytes = [0; 3];
+                into.read_exact_at(&mut bytes, 1).unwrap();
+                bytes
+            })
+        };
+        std::fs::write(&file, "before").unwrap();
+        let (old, held) = (version(), store.sources.put(&path, std::fs::File::open(&file).unwrap().into()));
+        std::fs::write(directory.join("g"), "after!").unwrap();
+        std::fs::rename(directory.join("g"), &file).unwrap();
+        let new = version();
+        assert_eq!(read(&old).unwrap(), *b"efo", "a thread has it open");
+        assert_eq!(read(&new).unwrap(), *b"fte");
+        drop(held);
+        assert_eq!(read(&old).map_err(|e| e.code()), Err(Code::Stale));
+        assert_eq!(read(&new).unwrap(), *b"fte");
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
