@@ -2,9 +2,11 @@
 //! copy to tmpfs the data that Forebay stages into its pool. After Forebay's stage-out all data are on the disk, so the
 //! other tools are followed by a sync of the destination's file system.
 //!
-//! Right before each copy the same amount of memory is touched and freed: the host may have reclaimed memory that a
-//! virtual machine did not use for some seconds, and its first touch would cost several times the copy.
+//! Right before each copy memory is touched and freed, several times as much as the copy takes: the host may have reclaimed
+//! memory that a virtual machine did not use for some seconds, and its first touch would cost several times the copy. The
+//! kernel takes what it needs from anywhere in its free memory.
 
+use crate::machine;
 use crate::report::{Table, Target};
 use crate::sizes::Sizes;
 use crate::systems::{said, Pool};
@@ -139,9 +141,11 @@ fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Re
     Ok((into, from))
 }
 
-/// Touches memory, a quarter more than `bytes`, and frees it.
+/// Touches memory, three times `bytes` or nearly all that is free, and frees it.
 pub(crate) fn warm(bytes: u64) -> Result<(), String> {
-    let bytes = (bytes + bytes / 4).max(64 << 20) as usize;
+    const KEPT_FREE: u64 = 512 << 20;
+    let free = machine::memory_bytes("MemFree").saturating_sub(KEPT_FREE);
+    let bytes = (3 * bytes).min(free).max(64 << 20) as usize;
     // SAFETY: a new mapping of our own, written within its bounds and unmapped here.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
