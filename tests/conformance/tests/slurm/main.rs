@@ -80,7 +80,10 @@ fn mpi_programs_in_a_job(slurm: &Slurm) {
              --map-by node -n 6",
         ),
         // UCX treats namespaces of one kernel as one host and would use shared memory.
-        ("mpicc.mpich", "env UCX_TLS=tcp,self CHECK_WITHOUT_END=1 mpiexec.hydra -disable-auto-cleanup -n 6 -ppn 2"),
+        (
+            "mpicc.mpich",
+            "env UCX_TLS=tcp,self CHECK_WITHOUT_END=1 mpiexec.hydra -disable-auto-cleanup -n 6 -ppn 2",
+        ),
     ] {
         let program = slurm.dir.join(format!("ranks.{compiler}"));
         let compiled = Command::new(compiler).args(["-O1", "-o"]).arg(&program).arg(source).output();
