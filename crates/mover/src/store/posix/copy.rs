@@ -10,6 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::super::source::{code, next_data, retried, Source};
+use super::read_ahead::{self, LargeRanges};
 
 /// Bytes of one read and write. They stay in the processor's cache between the two, and the page cache need not look for
 /// larger free blocks of memory than these: with 2 to 4 MiB a copy took up to eight times the processor time. Network file
@@ -26,18 +27,22 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How the kernel copies between a store and the pool. A flag is cleared when it refuses that as a whole.
+/// How a store's files are copied: what the kernel does by itself, and the large ranges in progress. A flag is cleared when the
+/// kernel refuses that as a whole.
 #[derive(Debug)]
-pub(super) struct KernelCopies {
+pub(super) struct Copying {
     /// By copy_file_range: not between file systems of different types.
     ranges: AtomicBool,
     /// By sendfile: in one copy of the bytes, where a read and a write are two.
     sends: AtomicBool,
+    /// Ranges that are being copied into the store.
+    large: LargeRanges,
 }
 
-impl Default for KernelCopies {
-    fn default() -> KernelCopies {
-        KernelCopies { ranges: AtomicBool::new(true), sends: AtomicBool::new(true) }
+impl Default for Copying {
+    fn default() -> Copying {
+        let (ranges, sends) = (AtomicBool::new(true), AtomicBool::new(true));
+        Copying { ranges, sends, large: LargeRanges::default() }
     }
 }
 
@@ -92,11 +97,11 @@ pub(super) fn copy(
     range: Range<u64>,
     into: BorrowedFd<'_>,
     holes: Holes,
-    kernel: &KernelCopies,
+    copying: &Copying,
 ) -> Result<u64, CopyFailure> {
     // Threads copy one file after the other: memory of the kernel for each would cost more than the copy of a small one.
     let mut buffer = BUFFER.take();
-    let copied = copy_through(source, range, into, holes, (kernel, &mut buffer));
+    let copied = copy_through(source, range, into, holes, (copying, &mut buffer));
     BUFFER.set(buffer);
     copied
 }
@@ -106,7 +111,7 @@ fn copy_through(
     range: Range<u64>,
     into: BorrowedFd<'_>,
     holes: Holes,
-    (kernel, buffer): (&KernelCopies, &mut Vec<u8>),
+    (copying, buffer): (&Copying, &mut Vec<u8>),
 ) -> Result<u64, CopyFailure> {
     let (mut at, mut end) = (range.start, range.start);
     // The offset of the destination's descriptor, where this copy alone has it.
@@ -119,15 +124,15 @@ fn copy_through(
         }
         let mut copied = data.start;
         if let Some(fd) = source.descriptor().filter(|_| !data.is_empty()) {
-            if kernel.ranges.load(Ordering::Relaxed) {
-                copied = copy_in_kernel(fd, into, data.clone(), kernel);
+            if copying.ranges.load(Ordering::Relaxed) {
+                copied = copy_in_kernel(fd, into, data.clone(), copying);
             }
-            if kernel.sends.load(Ordering::Relaxed) && offset == Some(copied) {
-                copied = send(fd, into, copied..data.end, kernel);
+            if copying.sends.load(Ordering::Relaxed) && offset == Some(copied) {
+                copied = send(fd, into, copied..data.end, copying);
                 offset = Some(copied);
             }
         }
-        copy_by_buffer(source, into, copied..data.end, holes, buffer)?;
+        copy_by_buffer(source, into, copied..data.end, holes, (copying, buffer))?;
         if !data.is_empty() {
             end = data.end;
         }
@@ -138,12 +143,7 @@ fn copy_through(
 
 /// Copies as much of a range as the kernel does, and returns where it stopped. All its errors end here, because the
 /// buffer's reads and writes find out which side failed.
-fn copy_in_kernel(
-    from: BorrowedFd<'_>,
-    into: BorrowedFd<'_>,
-    range: Range<u64>,
-    kernel: &KernelCopies,
-) -> u64 {
+fn copy_in_kernel(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, copying: &Copying) -> u64 {
     let (mut read, mut written) = (range.start, range.start);
     while read < range.end {
         let bytes = (range.end - read).min(KERNEL_COPY_BYTES) as usize;
@@ -152,7 +152,7 @@ fn copy_in_kernel(
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => {
                 if matches!(e, Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS) {
-                    kernel.ranges.store(false, Ordering::Relaxed);
+                    copying.ranges.store(false, Ordering::Relaxed);
                 }
                 break;
             }
@@ -162,7 +162,7 @@ fn copy_in_kernel(
 }
 
 /// The same by sendfile, which writes at the descriptor's own offset: that is at the begin of the range.
-fn send(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, kernel: &KernelCopies) -> u64 {
+fn send(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, copying: &Copying) -> u64 {
     let mut read = range.start;
     while read < range.end {
         let bytes = (range.end - read) as usize;
@@ -171,7 +171,7 @@ fn send(from: BorrowedFd<'_>, into: BorrowedFd<'_>, range: Range<u64>, kernel: &
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => {
                 if matches!(e, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) {
-                    kernel.sends.store(false, Ordering::Relaxed);
+                    copying.sends.store(false, Ordering::Relaxed);
                 }
                 break;
             }
@@ -185,9 +185,26 @@ fn copy_by_buffer(
     into: BorrowedFd<'_>,
     range: Range<u64>,
     holes: Holes,
-    buffer: &mut Vec<u8>,
+    (copying, buffer): (&Copying, &mut Vec<u8>),
 ) -> Result<(), CopyFailure> {
-    let (mut at, mut started) = (range.start, range.start);
+    let mut started = range.start;
+    let mut write = |bytes: &[u8], at: u64| {
+        write_all(into, bytes, at).map_err(CopyFailure::Destination)?;
+        let end = at + bytes.len() as u64;
+        // What the pool gets stays in memory.
+        if holes == Holes::Skip && end - started >= WRITE_OUT_BYTES {
+            forebay_sys::written::start(into, started, end - started);
+            started = end;
+        }
+        Ok(())
+    };
+    let large = if holes == Holes::Skip { copying.large.begin(&range) } else { None };
+    if large.is_some_and(|large| large.is_read_ahead())
+        && read_ahead::copy(source, range.clone(), BUFFER_BYTES, &mut write)?
+    {
+        return Ok(());
+    }
+    let mut at = range.start;
     while at < range.end {
         let wanted = (range.end - at).min(BUFFER_BYTES as u64) as usize;
         if buffer.len() < wanted {
@@ -197,13 +214,8 @@ fn copy_by_buffer(
             // The source is shorter than it was.
             0 => return Err(CopyFailure::Source(Code::Stale)),
             read => {
-                write_all(into, &buffer[..read], at).map_err(CopyFailure::Destination)?;
+                write(&buffer[..read], at)?;
                 at += read as u64;
-                // What the pool gets stays in memory.
-                if holes == Holes::Skip && at - started >= WRITE_OUT_BYTES {
-                    forebay_sys::written::start(into, started, at - started);
-                    started = at;
-                }
             }
         }
     }
@@ -302,11 +314,11 @@ mod tests {
             let bytes = from.1.metadata().unwrap().len();
             for is_sent in [true, false] {
                 let into = Scratch::new(&temporary, &format!("into{i}{is_sent}"));
-                let kernel = KernelCopies::default();
+                let copying = Copying::default();
                 let file = || File { fd: from.1.as_fd(), bytes, is_dense: false };
                 let (sent, read) = (file(), Read(file()));
                 let source: &dyn Source = if is_sent { &sent } else { &read };
-                copy(source, 0..bytes, into.1.as_fd(), Holes::Skip, &kernel).unwrap();
+                copy(source, 0..bytes, into.1.as_fd(), Holes::Skip, &copying).unwrap();
                 into.1.set_len(bytes).unwrap();
                 assert_eq!(
                     std::fs::read(&into.0).unwrap(),
@@ -325,7 +337,7 @@ mod tests {
         from.1.write_all_at(&[7; 5000], 0).unwrap();
         let into = Scratch::new(&std::env::temp_dir().to_string_lossy(), "shorter");
         let source = File { fd: from.1.as_fd(), bytes: 9000, is_dense: true };
-        let copied = copy(&source, 0..9000, into.1.as_fd(), Holes::Skip, &KernelCopies::default());
+        let copied = copy(&source, 0..9000, into.1.as_fd(), Holes::Skip, &Copying::default());
         assert!(matches!(copied, Err(CopyFailure::Source(Code::Stale))), "{copied:?}");
     }
 }

@@ -17,6 +17,7 @@ mod leftovers;
 mod names;
 mod open;
 mod parts;
+mod read_ahead;
 mod resolve;
 mod sources;
 mod tree;
@@ -34,7 +35,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::apply::{apply, Handle, IsNew, Lost};
-use self::copy::{copy, CopyFailure, File, Holes, KernelCopies};
+use self::copy::{copy, CopyFailure, Copying, File, Holes};
 use self::described::{look, stat, version_of};
 pub use self::directory::StoreDirectory;
 use self::durable::Durability;
@@ -67,7 +68,7 @@ pub struct PosixStore {
     durability: Durability,
     /// Whether uploads may have their temporaries in other directories; not known before that was tried.
     links_across: OnceLock<bool>,
-    kernel_copies: KernelCopies,
+    copying: Copying,
     /// Files that are read in ranges.
     sources: Sources,
 }
@@ -144,7 +145,7 @@ impl PosixStore {
 
     fn fill(&self, fd: BorrowedFd<'_>, source: &dyn Source) -> Result<(), CopyFailure> {
         let bytes = source.bytes();
-        let end = copy(source, 0..bytes, fd, Holes::Skip, &self.kernel_copies)?;
+        let end = copy(source, 0..bytes, fd, Holes::Skip, &self.copying)?;
         if end != bytes {
             retried(|| rustix::fs::ftruncate(fd, bytes)).map_err(CopyFailure::Destination)?;
         }
@@ -267,7 +268,7 @@ impl Store for PosixStore {
             }
         };
         let source = File { fd: fd.as_fd(), bytes: expected.bytes, is_dense: check(false)? };
-        let copied = copy(&source, range, into, Holes::Punch, &self.kernel_copies);
+        let copied = copy(&source, range, into, Holes::Punch, &self.copying);
         // Checked first: a file that became shorter is not an error of the medium.
         check(is_part)?;
         copied.map(drop).map_err(|failure| match failure {

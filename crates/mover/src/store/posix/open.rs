@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, XattrFlags, CWD};
 use rustix::io::Errno;
 
 use super::apply::Lost;
-use super::copy::KernelCopies;
+use super::copy::Copying;
 use super::directory::StoreDirectory;
 use super::durable::Durability;
 use super::names::{unlink, NameCalls};
@@ -110,7 +110,7 @@ impl PosixStore {
             keeps_xattrs: true,
             durability,
             links_across: OnceLock::new(),
-            kernel_copies: KernelCopies::default(),
+            copying: Copying::default(),
             sources: Sources::default(),
         };
         store.probe();

@@ -31,7 +31,7 @@ impl PosixStore {
     /// The part is synced here, because a sync by another node does not write what this node's kernel has cached.
     pub(super) fn fill_part(&self, temporary: &StorePath, source: &dyn Source) -> Result<(), CopyFailure> {
         let fd = self.open_upload(temporary).map_err(CopyFailure::Destination)?;
-        copy(source, 0..source.bytes(), fd.as_fd(), Holes::Skip, &self.kernel_copies)?;
+        copy(source, 0..source.bytes(), fd.as_fd(), Holes::Skip, &self.copying)?;
         sync(fd.as_fd()).map_err(CopyFailure::Destination)
     }
 
