@@ -355,3 +355,63 @@ fn flush_every_so_often_copies_again_until_a_signal_or_the_end_of_the_pool() {
     assert_eq!(flush.wait().unwrap().code(), Some(1));
     assert!(has(3));
 }
+
+#[test]
+fn flush_every_so_often_goes_on_after_a_failure_of_the_place_and_ends_when_the_volume_is_gone() {
+    let place = Place::new();
+    let Some(pool) = pool(&place) else { return };
+    let (directory, away) = (place.join("files"), place.join("away"));
+    std::fs::create_dir(&directory).unwrap();
+    let path = directory.join("file");
+    let log = place.join("log");
+    let mut flush = place
+        .command(["volume", "flush", "v", text(&path), "--every", "1s"])
+        .stdout(Stdio::null())
+        .stderr(File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let has = |byte: u8| {
+        let mut first = [0];
+        File::open(&path).is_ok_and(|file| file.read_exact_at(&mut first, 0).is_ok() && first == [byte])
+    };
+    put(pool, "v", 0, &[1]);
+    eventually("it is copied", || has(1));
+    let said = || std::fs::read_to_string(&log).unwrap();
+    std::fs::rename(&directory, &away).unwrap();
+    eventually("it says so", || said().contains("it is tried again in 1 s"));
+    assert!(said().contains("forebay: cannot create") && said().contains("/files/"), "{}", said());
+    std::fs::rename(&away, &directory).unwrap();
+    put(pool, "v", 0, &[2]);
+    eventually("it is copied again", || has(2));
+    eventually("the volume is free", || place.run(["volume", "delete", "v"]).code == Some(0));
+    assert_eq!(flush.wait().unwrap().code(), Some(1), "{}", said());
+    assert!(said().contains("there is no volume `v`"), "{}", said());
+    // At once, a failure is an error.
+    place.run(["volume", "flush", "w", text(&path), "--every", "1s"]).assert_refused(1, &["no volume `w`"]);
+}
+
+#[test]
+fn volumes_that_share_bytes_at_other_offsets_are_not_copied_onto_each_other() {
+    let place = Place::new();
+    let Some(pool) = pool(&place) else { return };
+    place.ok(["volume", "create", "w", "--size", "24MiB"]);
+    let (v, w) = (pattern(VOLUME_BYTES, 1), pattern(VOLUME_BYTES, 2));
+    put(pool, "v", 0, &v);
+    put(pool, "w", 0, &w);
+    for (from, to) in [("v+w", "w+v"), ("v", "v+w"), ("w", "v+w"), ("v+w", "v"), ("v+v", "v+v")] {
+        let copied = place.run(["volume", "copy", from, to, "--bytes", "4MiB"]);
+        copied.assert_refused(1, &["a volume in common", "copy to a file first"]);
+    }
+    assert_same(&bytes_of(pool, "v"), &v);
+    assert_same(&bytes_of(pool, "w"), &w);
+    // As the same part it is moved, in either direction.
+    for (from, to) in [(MIB, 3 * MIB), (3 * MIB, MIB)] {
+        let joined = bytes_of(pool, "v+w");
+        let words = [from, to].map(|at| at.to_string());
+        let options = ["--from-offset", &words[0], "--to-offset", &words[1], "--bytes", "9MiB"];
+        place.ok(["volume", "copy", "v+w", "v+w"].into_iter().chain(options));
+        let mut moved = joined.clone();
+        moved[to..to + 9 * MIB].copy_from_slice(&joined[from..from + 9 * MIB]);
+        assert_same(&bytes_of(pool, "v+w"), &moved);
+    }
+}

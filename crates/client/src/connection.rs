@@ -4,11 +4,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
-    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_PIECE,
-    KIND_WATCH, MOUNT_ALONE,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_NODE,
+    KIND_PIECE, KIND_WATCH, MOUNT_ALONE,
 };
 use forebay_types::limits::NODE_TARGETS_MAX;
-use forebay_types::{Code, Ino, PieceId, Writer};
+use forebay_types::{Code, Ino, NodeId, PieceId, Writer};
 
 use crate::errno;
 
@@ -296,6 +296,22 @@ impl Address {
         let mut code = [0; 2];
         read_exact(socket.as_fd(), &mut code)?;
         Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
+    }
+
+    /// The number of the node with this name in the pool file.
+    pub(crate) fn node_named(&self, name: &[u8]) -> Result<NodeId, Code> {
+        let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+        send_fds(socket.as_fd(), &Header { kind: KIND_NODE, len: name.len() as u32 }.encode(), &[])?;
+        forebay_ring::write_all(socket.as_fd(), name)?;
+        let mut bytes = [0; HEADER_BYTES];
+        read_exact(socket.as_fd(), &mut bytes)?;
+        let header = Header::decode(&bytes)?;
+        let mut word = [0; 2];
+        read_exact(socket.as_fd(), &mut word)?;
+        match u16::from_le_bytes(word) {
+            number if header.kind == KIND_NODE && header.len == 2 => Ok(NodeId(number)),
+            code => Err(Code::from_u16(code)),
+        }
     }
 
     /// Announces that a session serves the pool's mount, and sends the mount's FUSE device. The announcement holds

@@ -3,7 +3,7 @@
 //! A volume is made in steps, each a request: its record first, which nothing shows yet; then its memory, in pieces of
 //! [`VOLUME_STEP_BYTES`]; then the record becomes visible. If this process dies in between, the daemon drops what it made.
 //!
-//! Not for signal handlers: these calls allocate. Tests: `tests/conformance/tests/volumes`.
+//! Not for signal handlers: these calls allocate. Tests: `tests/conformance/tests/cluster/volume*.rs`.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -68,20 +68,17 @@ fn done(reply: Reply<'_>) -> Result<(), Code> {
     }
 }
 
-/// Whether a place of a specifier is this node: its number, or its host name with or without the domain.
-fn is_node(place: &Place, node: NodeId, here: NodeId) -> bool {
-    if let Ok(number) = place.node.parse::<u16>() {
-        return number == node.0;
-    }
-    let mut name = [0u8; 256];
+/// Whether a name is that of this host, with or without the domain.
+fn is_this_host(name: &str) -> bool {
+    let mut host = [0u8; 256];
     // SAFETY: the buffer is writable, and the call ends the name within it or leaves it cut.
-    if node != here || unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } != 0 {
+    if unsafe { libc::gethostname(host.as_mut_ptr().cast(), host.len() - 1) } != 0 {
         return false;
     }
-    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-    let host = &name[..end];
+    let end = host.iter().position(|b| *b == 0).unwrap_or(host.len());
+    let host = &host[..end];
     let short = host.split(|b| *b == b'.').next().unwrap_or(host);
-    [host, short].contains(&place.node.as_bytes())
+    [host, short].contains(&name.as_bytes())
 }
 
 impl Pool {
@@ -319,13 +316,15 @@ impl Pool {
             (code, why)
         };
         let here = self.attached().map_err(failed)?.reply.node;
-        if let Some(local) = specifier.local.as_ref().filter(|local| !is_node(local, here, here)) {
-            return Err((Code::NoDevice, format!("`{}` is not this node", local.node)));
+        if let Some(local) = &specifier.local {
+            if !self.is_node(local, here, here).map_err(failed)? {
+                return Err((Code::NoDevice, format!("`{}` is not this node", local.node)));
+            }
         }
         let volume = self.volume(&specifier.volume).map_err(failed)?;
         let nodes = volume.nodes();
         if let Some(place) = &specifier.node {
-            if nodes.len() != 1 || !is_node(place, nodes[0], here) {
+            if nodes.len() != 1 || !self.is_node(place, nodes[0], here).map_err(failed)? {
                 return Err((Code::NoDevice, format!("volume `{}` is not on node `{}`", name(), place.node)));
             }
         }
@@ -341,6 +340,21 @@ impl Pool {
             Code::AccessDenied => (code, format!("the mode of volume `{}` does not allow it", name())),
             code => failed(code),
         })
+    }
+
+    /// Whether a place of a specifier is a node: its number, its name in the pool file, or for this node the name of the host.
+    fn is_node(&self, place: &Place, node: NodeId, here: NodeId) -> Result<bool, Code> {
+        if let Ok(number) = place.node.parse::<u16>() {
+            return Ok(number == node.0);
+        }
+        if node == here && is_this_host(&place.node) {
+            return Ok(true);
+        }
+        match self.address().node_named(place.node.as_bytes()) {
+            Ok(named) => Ok(named == node),
+            Err(Code::NotFound) => Ok(false),
+            Err(code) => Err(code),
+        }
     }
 
     /// Opens the pieces of a volume on other nodes, if there are any.

@@ -58,6 +58,9 @@ pub const KIND_PIECE: u16 = 9;
 /// the number is withdrawn. Answered with an empty KIND_MEMORY, or with an error if the daemon does not accept the memory, or
 /// has other memory with that number. If the client has closed the connection before the answer, memory is withdrawn again.
 pub const KIND_MEMORY: u16 = 10;
+/// The number of the node with the name that is the body, as the pool file has it. Answered with KIND_NODE and the number
+/// as a u16, or with an error if there is no such node.
+pub const KIND_NODE: u16 = 11;
 /// Attach a process that passes its descriptors to no other process.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.

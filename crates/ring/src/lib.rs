@@ -26,7 +26,7 @@ mod waiter;
 pub use attach::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_ERROR, KIND_MEMORY,
-    KIND_MOUNT, KIND_PIECE, KIND_WATCH, MAGIC, MOUNT_ALONE, MOUNT_SHARED,
+    KIND_MOUNT, KIND_NODE, KIND_PIECE, KIND_WATCH, MAGIC, MOUNT_ALONE, MOUNT_SHARED,
 };
 pub use board::{Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;

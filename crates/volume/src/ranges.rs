@@ -249,7 +249,7 @@ impl Striped {
                 Place::There(piece, at) if self.is_thin_at(offset + done) => free(Thin::There(piece), at)?,
                 // One transfer for the ranges of several pieces.
                 Place::There(..) => {
-                    n = (bytes - done).min(ZERO_BYTES);
+                    n = self.thick_bytes(offset + done, (bytes - done).min(ZERO_BYTES));
                     // SAFETY: the zeros are readable.
                     unsafe { self.put_ranges(&[(offset + done, n)], zeros.as_ptr()) }?;
                 }
@@ -257,6 +257,16 @@ impl Striped {
             done += n;
         }
         freed.into_iter().try_for_each(|(thin, range)| self.free(thin, range))
+    }
+
+    /// How many bytes from a place on, at most so many, are of volumes that are not thin: zeros that are put into a thin one
+    /// would take space.
+    fn thick_bytes(&self, offset: u64, bytes_max: u64) -> u64 {
+        let mut n = 0;
+        while n < bytes_max && !self.is_thin_at(offset + n) {
+            n += self.place(offset + n).1;
+        }
+        n.min(bytes_max)
     }
 
     /// Frees a range of a thin piece.

@@ -17,8 +17,9 @@ const STRIPE: u64 = 4096;
 struct Node {
     pieces: Mutex<BTreeMap<u16, Vec<u8>>>,
     end: AtomicU64,
-    /// Calls for data.
+    /// Calls for data, and the bytes of them.
     calls: AtomicUsize,
+    bytes: AtomicUsize,
     /// What was freed: piece, offset, bytes.
     freed: Mutex<Vec<(u16, u64, u64)>>,
     is_gone: std::sync::atomic::AtomicBool,
@@ -33,7 +34,8 @@ impl Node {
         let mut pieces = self.pieces.lock().unwrap();
         for range in ranges {
             let index = range.piece.piece().unwrap().index;
-            let piece = pieces.entry(index).or_insert_with(|| vec![0; BYTES as usize]);
+            self.bytes.fetch_add(range.bytes, Ordering::SeqCst);
+            let piece = pieces.entry(index).or_insert_with(|| vec![0; 2 * BYTES as usize]);
             f(&mut piece[range.offset as usize..][..range.bytes], range.at);
         }
         Ok(())
@@ -100,6 +102,10 @@ fn volume(node: &Arc<Node>, here: &OwnedFd, is_writable: bool) -> Striped {
 
 /// Its pieces on node 1 are here.
 fn of_segment(node: &Arc<Node>, here: &OwnedFd, is_writable: bool, segment: Segment) -> Striped {
+    Striped::new(vec![mapped(node, here, is_writable, segment)]).unwrap()
+}
+
+fn mapped(node: &Arc<Node>, here: &OwnedFd, is_writable: bool, segment: Segment) -> Mapped {
     let volume = Volume {
         ino: Ino(9),
         uid: 0,
@@ -118,7 +124,7 @@ fn of_segment(node: &Arc<Node>, here: &OwnedFd, is_writable: bool, segment: Segm
     let far: Arc<dyn Far> = node.clone();
     let its = (Some(Life::map(life.as_fd()).unwrap()), Some(far));
     let piece = |_, target| Ok((target == target_of(NodeId(1), 0)).then(|| here.try_clone().unwrap()));
-    Striped::new(vec![Mapped::new(&volume, is_writable, its, piece).unwrap()]).unwrap()
+    Mapped::new(&volume, is_writable, its, piece).unwrap()
 }
 
 const ALL: FileFlags =
@@ -211,6 +217,20 @@ fn end_is_that_of_the_other_node() {
     assert_eq!((reader.extend_file(9), reader.file_size()), (Err(Code::BadDescriptor), Ok(Some(0))));
     node.is_gone.store(true, Ordering::SeqCst);
     assert_eq!((whole.file_size(), whole.extend_file(9)), (Err(Code::Io), Err(Code::Io)));
+}
+
+#[test]
+fn zeros_behind_a_thick_part_on_another_node_are_not_put_into_a_thin_one() {
+    const MIB: u64 = 1 << 20;
+    let (node, here) = (Arc::new(Node::default()), memfd(BYTES));
+    let targets = Targets::new(&[target_of(NodeId(2), 0)]).unwrap();
+    let segment = |is_thin| Segment::new(4 * MIB, MIB, targets).unwrap().thin(is_thin);
+    let volumes = [false, true].map(|is_thin| mapped(&node, &here, true, segment(is_thin)));
+    let joined = Striped::new(volumes.into()).unwrap();
+    // Half a stripe of the first, one of the second, and half of the first again.
+    joined.zero(MIB / 2, 2 * MIB).unwrap();
+    assert_eq!(node.bytes.load(Ordering::SeqCst), MIB as usize);
+    assert_eq!(*node.freed.lock().unwrap(), [(0, 0, MIB)]);
 }
 
 #[test]

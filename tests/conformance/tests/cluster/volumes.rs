@@ -66,6 +66,27 @@ fn volume_has_one_name_in_the_pool_and_is_changed_from_every_node() {
 }
 
 #[test]
+fn specifier_names_the_node_of_a_volume_by_its_number_or_its_name_in_the_pool_file() {
+    let c = Cluster::up("specifiers", 3);
+    succeeds(volume(&c, 1, &["create", "v", "--size", "2MiB", "--on", "n2"]));
+    succeeds(volume(&c, 1, &["create", "w", "--size", "2MiB", "--on", "n3"]));
+    let back = c.file().with_file_name("back");
+    for from in ["v", "2:v", "n2:v", "n1/n2:v", "1.0/n2.0:v", "n2:v+n3:w"] {
+        succeeds(volume(&c, 1, &["copy", from, back.to_str().unwrap()]));
+    }
+    for (from, why) in [
+        ("n3:v", "volume `v` is not on node `n3`"),
+        ("n9:v", "volume `v` is not on node `n9`"),
+        ("n2/n2:v", "`n2` is not this node"),
+        ("n2:v+n2:w", "specifier 2: volume `w` is not on node `n2`"),
+    ] {
+        let refused = volume(&c, 1, &["copy", from, back.to_str().unwrap()]);
+        assert!(!refused.status.success() && said(&refused).contains(why), "{from}: {}", said(&refused));
+    }
+    c.check();
+}
+
+#[test]
 fn volume_over_nodes_is_counted_on_each_and_has_the_bytes_that_were_put_from_any() {
     let c = Cluster::up("volume-wide", 3);
     succeeds(volume(&c, 2, &["create", "v", "--size", "9MiB", "--on", "n1,2,n3", "--stripe-size", "64KiB"]));

@@ -99,13 +99,19 @@ pub(super) fn flush(pool: &'static Pool, dir: &Path, arguments: &VolumeFlush) ->
         signal: None,
         shows_progress: !arguments.no_progress && !arguments.json,
     };
-    let Some(every) = arguments.every else { return wanted.run_once("flushed", arguments.json) };
+    // A first failure mostly means that the command is wrong.
+    let done = wanted.run_once("flushed", arguments.json)?;
+    let Some(every) = arguments.every else { return Ok(done) };
     loop {
-        wanted.run_once("flushed", arguments.json)?;
         let period = Timespec { tv_sec: i64::try_from(every).unwrap_or(i64::MAX), tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(&signals, PollFlags::IN)], Some(&period));
         if let Some(received) = signals.next() {
             crate::death::die_of(received.signal);
+        }
+        if let Err(e) = wanted.run_once("flushed", arguments.json) {
+            // What is wrong with the place that it is copied to may pass. A volume or a pool that is gone does not come back.
+            wanted.is_there()?;
+            note!("forebay: {e}\nforebay: it is tried again in {every} s");
         }
     }
 }
@@ -230,6 +236,15 @@ impl Wanted<'_> {
         modes.fold(0o666, |mode, volume| mode & volume.mode) | 0o600
     }
 
+    /// An error if the volume that is copied, or the pool, is gone.
+    fn is_there(&self) -> Result<()> {
+        let Place::Volume(volume) = &self.from else { return Ok(()) };
+        match self.pool.volume_open(volume, false) {
+            Err(e) if matches!(e.code, Code::PoolGone | Code::NotFound) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// An error once a signal came.
     fn stops(&mut self) -> Result<()> {
         match self.signals.next() {
@@ -278,6 +293,7 @@ impl Wanted<'_> {
     fn between_volumes(&mut self, from: &Striped, to: &Striped, bar: &ProgressBar) -> Result<u64> {
         let bytes = self.bytes_of(from.bytes())?;
         let to_offset = self.fitting(to, bytes)?;
+        self.check_apart(from, to)?;
         bar.set_length(bytes);
         let mut buffer = vec![0; STEP_BYTES.min(bytes) as usize];
         let steps = bytes.div_ceil(STEP_BYTES);
@@ -298,6 +314,19 @@ impl Wanted<'_> {
         };
         self.end(to, to_offset + of_file)?;
         Ok(bytes)
+    }
+
+    /// A byte of a volume that is part of both sides must have the same offset in both, or the copy would read what it has
+    /// written.
+    fn check_apart(&self, from: &Striped, to: &Striped) -> Result<()> {
+        let (sources, places): (Vec<_>, Vec<_>) = (from.numbers().collect(), to.numbers().collect());
+        let is_shared = sources.iter().any(|source| places.contains(source));
+        let is_twice = (1..sources.len()).any(|i| sources[..i].contains(&sources[i]));
+        if !is_shared || (sources == places && !is_twice) {
+            return Ok(());
+        }
+        let why = "both sides have a volume in common, but not as the same part";
+        Err(self.error(Code::Invalid).why(why).cure("copy to a file first, and from there"))
     }
 
     /// Ends a copy into a volume, whose file ends at `end` or reaches to it.

@@ -62,7 +62,11 @@ impl Input {
         let failed = |e: Errno| failed("read", &self.path, &e.into());
         let start = match rustix::fs::seek(&self.file, SeekFrom::Data(within.start)) {
             Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(None),
+            Err(Errno::NXIO) => {
+                // Behind its last data, or behind its end.
+                let bytes = rustix::fs::fstat(&self.file).map_err(failed)?.st_size as u64;
+                return if bytes < within.end.min(self.bytes) { Err(self.shorter()) } else { Ok(None) };
+            }
             // The file system does not know its holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(within)),
             Err(e) => return Err(failed(e)),
@@ -76,10 +80,14 @@ impl Input {
         }
     }
 
+    fn shorter(&self) -> Error {
+        refused(Code::Stale, &self.path, "it became shorter meanwhile")
+    }
+
     /// Fills the buffer.
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.file.read_exact_at(buffer, offset).map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => refused(Code::Stale, &self.path, "it became shorter meanwhile"),
+            io::ErrorKind::UnexpectedEof => self.shorter(),
             _ => failed("read", &self.path, &e),
         })
     }
@@ -223,5 +231,26 @@ fn locked(temporary: &Path) -> Result<File> {
             Ok(now) if (now.dev(), now.ino()) == (found.dev(), found.ino()) => return Ok(file),
             _ => continue,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_becomes_shorter_is_an_error_and_not_zeros() {
+        let path = std::env::temp_dir().join(format!("forebay-shorter-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        file.write_all_at(&[7; 8192], 0).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let input = Input::open(&path).unwrap();
+        // Its end is a hole.
+        assert_eq!(input.next_data(65_536..1 << 20).unwrap(), None);
+        assert_eq!(input.next_data(0..1 << 20).unwrap(), Some(0..8192));
+        file.set_len(4096).unwrap();
+        assert_eq!(input.next_data(8192..1 << 20).unwrap_err().code, Code::Stale);
+        assert_eq!(input.read(&mut [0; 8192], 0).unwrap_err().code, Code::Stale);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{channel, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_tasks::volume_copy::{VolumeCopyEvent, VolumeCopyPlan};
 use forebay_types::{Code, Error, Result};
@@ -43,21 +43,25 @@ pub(super) fn copy(
         }
     });
     let (mut bytes, mut is_over, mut failure) = (0, false, None);
+    let mut looked = Instant::now();
     loop {
-        let line = match lines.recv_timeout(SIGNAL_PERIOD) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => {
-                if let Err(e) = stops() {
-                    match input.take() {
-                        // It gives up when its standard input is closed.
-                        Some(input) => drop(input),
-                        // A second signal: it hangs in the store.
-                        None => drop(child.kill()),
-                    }
-                    failure.get_or_insert(e);
+        let line = lines.recv_timeout(SIGNAL_PERIOD);
+        // Also while one line follows the other.
+        if looked.elapsed() >= SIGNAL_PERIOD {
+            looked = Instant::now();
+            if let Err(e) = stops() {
+                match input.take() {
+                    // It gives up when its standard input is closed.
+                    Some(input) => drop(input),
+                    // A second signal: it hangs in the store.
+                    None => drop(child.kill()),
                 }
-                continue;
+                failure.get_or_insert(e);
             }
+        }
+        let line = match line {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
         let line = line.map_err(|e| Error::io(what, &e))?;

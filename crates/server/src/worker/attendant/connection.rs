@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MEMORY, KIND_MOUNT, KIND_PIECE, KIND_WATCH,
+    KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_MEMORY, KIND_MOUNT, KIND_NODE, KIND_PIECE,
+    KIND_WATCH,
 };
 use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
 use forebay_types::{Code, Error, Ino, NodeId, PieceId, Reader, Result};
@@ -149,6 +150,7 @@ impl Connection<'_> {
                     return Ok(()); // `attached_programs` owns the connection from here on
                 }
                 KIND_PIECE => self.open_piece(&body)?,
+                KIND_NODE => self.name_node(&body)?,
                 KIND_MEMORY => self.program_memory(&body)?,
                 KIND_WATCH => self.watch(&body)?,
                 KIND_CONTROL => self.control(&body)?,
@@ -271,6 +273,19 @@ impl Connection<'_> {
                 write_all(self.socket.as_fd(), &bytes.to_le_bytes())
             }
             Err(code) => self.refuse(code, "cannot open a piece of a volume"),
+        }
+    }
+
+    /// Tells the number of the node with a name.
+    fn name_node(&self, name: &[u8]) -> std::result::Result<(), Code> {
+        let mut nodes = self.desk.setup.membership.iter().flat_map(|membership| &membership.nodes);
+        match nodes.find(|node| node.name.as_bytes() == name) {
+            Some(node) => {
+                let mut message = Header { kind: KIND_NODE, len: 2 }.encode().to_vec();
+                message.extend(node.number.to_le_bytes());
+                write_all(self.socket.as_fd(), &message)
+            }
+            None => self.refuse(Code::NotFound, "the pool has no node with this name"),
         }
     }
 
