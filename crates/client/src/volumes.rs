@@ -370,8 +370,17 @@ impl Pool {
             .collect();
         match pieces.is_empty() {
             true => Ok(None),
-            false => Ok(Some(Arc::new(FarPieces::open(self, pieces)?))),
+            false => self.open_pieces(pieces).map(Some),
         }
+    }
+
+    /// Opens pieces of a volume on other nodes.
+    ///
+    /// # Errors
+    /// The node of the piece that could not be opened, and why: [`Code::Io`] if the piece is lost or its node is down;
+    /// [`Code::AccessDenied`].
+    pub fn open_pieces(&'static self, pieces: Vec<BackingId>) -> Result<Arc<dyn Far>, (NodeId, Code)> {
+        Ok(Arc::new(FarPieces::open(self, pieces)?))
     }
 
     fn map_volume(

@@ -99,6 +99,7 @@ fn start() -> forebay_types::Result<Scene> {
         clock: || Timestamp { sec: 1, nsec: 0 },
         planted: None,
         kernel: None,
+        piece: None,
     })?;
     let mut peer = network.endpoint(PEER.into());
     let at = peer

@@ -18,8 +18,8 @@ use forebay_data::{NodeTargets, Target};
 use forebay_fabric::{Calls, CallsSettings, Endpoint, Identity};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{AttachReply, BoardWriter, Doorbell, ServedRing};
-use forebay_types::limits::BOARD_BYTES_MIN;
-use forebay_types::{Error, Ino, NodeId, Result, Timestamp};
+use forebay_types::limits::{BOARD_BYTES_MIN, VOLUME_GRAIN_BYTES};
+use forebay_types::{Error, Ino, NodeId, PieceId, Result, Rights, Timestamp};
 use forebay_wire::Secret;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -35,9 +35,9 @@ use super::known_parts::KnownParts;
 use super::message::Message;
 use super::network::{
     give_buffer, queue, Commands, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
-    Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
+    Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, ATOMICS_TAG, LOCK_TAG, TURN_TAG,
 };
-use super::piece_table::PieceTable;
+use super::piece_table::{PieceKind, PieceTable};
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
@@ -53,6 +53,8 @@ pub enum Planted {
     ForgottenReplies,
     /// A worker that takes over drops the log of finished appends.
     ForgottenAppends,
+    /// A worker that takes over drops the last atomic operations of other nodes' processes.
+    ForgottenAtomics,
     /// A worker that takes over drops the locks of other nodes' processes.
     ForgottenLocks,
     /// A worker that takes over drops the turns to append to files of several backing files.
@@ -135,6 +137,9 @@ pub struct Setup<'a> {
     pub rings: Vec<(u64, OwnedFd)>,
     /// The board's epoch: greater than the last worker's.
     pub epoch: u64,
+    /// A piece of a volume on this node: memory of [`VOLUME_GRAIN_BYTES`], which outlives the node. This process' user may use
+    /// it.
+    pub piece: Option<(PieceId, Arc<OwnedFd>)>,
     /// The clock.
     pub clock: fn() -> Timestamp,
     /// A planted defect.
@@ -174,6 +179,19 @@ impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("node", &self.node).field("epoch", &self.epoch).finish_non_exhaustive()
     }
+}
+
+/// The table of a node's pieces: of one at most.
+fn pieces_of(piece: Option<(PieceId, Arc<OwnedFd>)>) -> PieceTable {
+    let table = PieceTable::default();
+    if let Some((id, memory)) = piece {
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let rights = Some(Rights { uid, gid, mode: 0o600 });
+        let kind = PieceKind { target: 0, bytes: VOLUME_GRAIN_BYTES, rights, is_thin: false };
+        table.add(id, (&memory, kind), None);
+    }
+    table.publish(std::iter::empty());
+    table
 }
 
 fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Error {
@@ -242,13 +260,14 @@ impl Node {
                 let (store, mut left) = keeper.open()?;
                 let forgotten = match setup.planted {
                     Some(Planted::ForgottenAppends) => Some(APPENDS_TAG),
+                    Some(Planted::ForgottenAtomics) => Some(ATOMICS_TAG),
                     Some(Planted::ForgottenLocks) => Some(LOCK_TAG),
                     Some(Planted::ForgottenTurns) => Some(TURN_TAG),
                     _ => None,
                 };
                 left.retain(|(tag, _)| forgotten.is_none_or(|forgotten| !tag.starts_with(forgotten)));
                 known_parts = KnownParts::restored(&store, &mut left)?;
-                KeptOpen::restored(store, &mut left, PieceTable::default())?
+                KeptOpen::restored(store, &mut left, pieces_of(setup.piece))?
             }
             None => KeptOpen::default(),
         });

@@ -177,6 +177,7 @@ impl Scene {
             clock: timestamp,
             planted: None,
             kernel: self.kernel.as_ref().map(|kernel| kernel.try_clone().unwrap()),
+            piece: None,
         });
         self.node = Some(node.unwrap());
     }

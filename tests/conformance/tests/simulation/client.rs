@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_client::{LockPlace, Pool, Role};
 use forebay_fabric::Numbers;
 use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Parts, SetAttr};
+use forebay_volume::Far;
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
 use crate::locks::{Locked, LockedElsewhere};
+use crate::words::{self, Words};
 use crate::world::Plot;
 
 const XATTR: &[u8] = b"user.word";
@@ -44,6 +46,8 @@ pub(crate) enum Defect {
     ForgetsReplies,
     /// A restarted worker forgets which appends are done.
     ForgetsAppends,
+    /// A restarted worker forgets the last atomic operations of other nodes' processes.
+    ForgetsAtomics,
     /// A restarted worker forgets which locks other nodes' processes hold.
     ForgetsLocks,
     /// A restarted worker forgets which process has the turn to append to a spread file.
@@ -57,9 +61,10 @@ pub(crate) enum Defect {
 }
 
 impl Defect {
-    pub(crate) const ALL: [(Defect, &'static str); 7] = [
+    pub(crate) const ALL: [(Defect, &'static str); 8] = [
         (Defect::ForgetsReplies, "replies"),
         (Defect::ForgetsAppends, "appends"),
+        (Defect::ForgetsAtomics, "atomics"),
         (Defect::ForgetsLocks, "locks"),
         (Defect::ForgetsTurns, "turns"),
         (Defect::AllocatesNothing, "allocates"),
@@ -119,14 +124,15 @@ pub(crate) struct Common {
     locks: bool,
     /// Many operations read or write files' blocks.
     blocks: bool,
+    words: Option<Words>,
     known: Arc<Mutex<Known>>,
 }
 
 impl Common {
-    pub(crate) fn new(recorder: Recorder, plot: &Plot) -> Common {
+    pub(crate) fn new(recorder: Recorder, plot: &Plot, words: Option<Words>) -> Common {
         let Plot { planted, much_data, locks, blocks, .. } = *plot;
         let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
-        Common { recorder, planted, much_data, locks, blocks, known: Arc::new(Mutex::new(known)) }
+        Common { recorder, planted, much_data, locks, blocks, words, known: Arc::new(Mutex::new(known)) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -164,8 +170,19 @@ impl Client {
             let numbers = Numbers::new(seed);
             let elsewhere = LockedElsewhere::default();
             let doubtful = Vec::new();
-            let mut program =
-                Program { pool, index, node, numbers, common, locked: its, elsewhere, doubtful, fresh: true };
+            let mut program = Program {
+                pool,
+                index,
+                node,
+                numbers,
+                common,
+                locked: its,
+                elsewhere,
+                doubtful,
+                fresh: true,
+                piece: None,
+                seen: 0,
+            };
             loop {
                 seat.between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,6 +268,9 @@ struct Program {
     doubtful: Vec<usize>,
     /// It has executed no operation yet.
     fresh: bool,
+    /// The piece with the word, once it could be opened, and what the word was when this client last saw it.
+    piece: Option<Arc<dyn Far>>,
+    seen: u64,
 }
 
 impl Program {
@@ -342,7 +362,29 @@ impl Program {
         }
     }
 
+    /// Executes an operation on the word, if the client can open its piece.
+    fn change_word(&mut self, words: &Words) {
+        if self.piece.is_none() {
+            self.piece = self.pool.open_pieces(vec![words::backing()]).ok();
+        }
+        let Some(piece) = &self.piece else { return };
+        let op = words.choose(&mut self.numbers, self.seen);
+        let index = words.asked(self.index, op);
+        let result = piece.atomic(words::backing(), words::word(), op);
+        match result {
+            Ok(was) => self.seen = was,
+            Err(Code::Io | Code::PoolGone | Code::TimedOut) => {}
+            Err(code) => panic!("an atomic operation failed: {}", code.name()),
+        }
+        words.answered(self.index, index, result);
+    }
+
     fn anything(&mut self) {
+        if let Some(words) = self.common.words.clone().filter(|_| self.node != words::HOME) {
+            if self.numbers.chance(400) {
+                return self.change_word(&words);
+            }
+        }
         // Only an empty directory can be made wide, and the root is empty only at the beginning.
         let is_first = self.index == 0 && std::mem::take(&mut self.fresh);
         let op =

@@ -16,6 +16,7 @@ mod history;
 mod locks;
 mod model;
 mod reach;
+mod words;
 mod world;
 
 use std::collections::BTreeSet;
@@ -47,6 +48,7 @@ fn plot(seed: u64) -> Plot {
         much_data: seed % 4 == 2,
         locks: seed % 4 == 3,
         blocks: seed % 4 == 1,
+        words: seed % 4 == 0,
         backing: false,
         turns: number("FOREBAY_TURNS").unwrap_or(6000),
         planted: std::env::var(PLANTED).ok().map(|word| {
@@ -69,6 +71,10 @@ fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
         Verdict::Tangled(index) => return Err(format!("too much is in doubt at #{index} to judge")),
     }
     drop(history);
+    if let Some(words) = &world.words {
+        let (calls, unknown) = words.judge().map_err(|why| format!("{IMPOSSIBLE}{why}"))?;
+        recorder.tell(format!("{calls} atomic operations, {unknown} of them in doubt"));
+    }
     for (i, report) in world.check_nodes().iter().enumerate() {
         if report["clean"] != true {
             return Err(format!("node {} is damaged: {report}", i + 1));
@@ -137,6 +143,7 @@ fn tell_of_front(seed: u64) {
         much_data: false,
         locks: false,
         blocks: false,
+        words: false,
         backing: true,
         planted: None,
         ..plot(seed)

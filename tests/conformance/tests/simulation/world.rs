@@ -27,6 +27,7 @@ use crate::baton::{self, Process, NOW_NS};
 use crate::client::{Client, Common, Defect, Plan};
 use crate::door::{Desk, Handout};
 use crate::history::{Op, Outcome, Recorder};
+use crate::words::{Words, HOME};
 
 const SHARD_BYTES: u64 = 64 << 20;
 /// The longest time in which the pool settles once there are no more faults. It is longer than the longest deadline.
@@ -57,6 +58,8 @@ pub(crate) struct Plot {
     pub(crate) locks: bool,
     /// Many operations read or write files' blocks.
     pub(crate) blocks: bool,
+    /// Clients execute atomic operations on a word of a volume.
+    pub(crate) words: bool,
     /// The pool stands in front of a backing store; its programs are those of `backing`.
     pub(crate) backing: bool,
 }
@@ -94,6 +97,7 @@ pub(crate) struct World {
     turns: u64,
     /// What a pool in front of a store has in addition.
     pub(crate) front: Option<Front>,
+    pub(crate) words: Option<Words>,
 }
 
 /// Removes the nodes' targets, also after a panic.
@@ -139,6 +143,7 @@ impl World {
             chaos: true,
             turns: 0,
             front: None,
+            words: plot.words.then(|| Words::new(recorder.clone())),
         };
         for number in 1..=plot.nodes {
             world.add_host(number);
@@ -154,7 +159,7 @@ impl World {
             world.front = Some(front);
             return world;
         }
-        let common = Common::new(recorder, &plot);
+        let common = Common::new(recorder, &plot, world.words.clone());
         for number in 1..=plot.nodes {
             for _ in 0..plot.clients_per_node {
                 world.add_client(number, &common);
@@ -266,12 +271,14 @@ impl World {
             planted: match self.plot.planted {
                 Some(Defect::ForgetsReplies) => Some(Planted::ForgottenReplies),
                 Some(Defect::ForgetsAppends) => Some(Planted::ForgottenAppends),
+                Some(Defect::ForgetsAtomics) => Some(Planted::ForgottenAtomics),
                 Some(Defect::ForgetsLocks) => Some(Planted::ForgottenLocks),
                 Some(Defect::ForgetsTurns) => Some(Planted::ForgottenTurns),
                 Some(Defect::TrustsPlaces) => Some(Planted::TrustedCanaries),
                 _ => None,
             },
             kernel: None,
+            piece: self.words.as_ref().filter(|_| number == HOME).map(Words::piece),
         };
         let mut node = Node::start(setup).unwrap_or_else(|e| panic!("node {number} does not start: {e}"));
         host.doom.set(None);

@@ -118,6 +118,7 @@ impl Scene {
             clock: || Timestamp { sec: 1, nsec: 0 },
             planted: None,
             kernel: None,
+            piece: None,
         })
         .unwrap();
         let passed = Rc::new(RefCell::new(Vec::new()));

@@ -18,9 +18,11 @@ use super::reply_cache::{ReplyCache, WORDS};
 use crate::worker::durable_table::{DurableMemory, Format};
 use crate::worker::piece_table::PieceTable;
 
+/// Its tag in the descriptor store.
+pub(in crate::worker) const TAG: &str = "atomics";
 /// The table of last operations.
 pub(super) const FORMAT: Format = Format {
-    tag: "atomics",
+    tag: TAG,
     what: "the last atomic operations of processes of other nodes",
     version: 1,
     tables: &[(REPLIES_KEPT, WORDS)],

@@ -44,6 +44,8 @@ use forebay_types::{Layout, NodeId};
 
 #[cfg(any(test, feature = "simulation"))]
 pub(super) use appended::TAG as APPENDS_TAG;
+#[cfg(any(test, feature = "simulation"))]
+pub(super) use atomics::TAG as ATOMICS_TAG;
 pub(super) use away_volumes::{BEING_MADE, COMPLETE, GONE};
 pub(super) use buffers::{accept_memory, give_buffer};
 pub(super) use commands::{Command, Commands};
