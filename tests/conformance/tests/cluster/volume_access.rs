@@ -109,6 +109,7 @@ fn process_of_volume_tests() {
         ["mix", index, count] => {
             mix(&pool.volume_open(b"v", true).unwrap(), index.parse().unwrap(), count.parse().unwrap());
         }
+        ["random", rest @ ..] => crate::volume_mix::task(pool, rest),
         ["memory", what] => crate::volume_memory::task(pool, what),
         ["faults", what] => crate::volume_faults::task(pool, what),
         ["fails", node] => fails(&pool.volume_open(b"v", true).unwrap(), node),
@@ -117,7 +118,7 @@ fn process_of_volume_tests() {
 }
 
 /// Now, by a clock that all processes of the host share.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is writable for the call.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
