@@ -190,6 +190,9 @@ fn far(binaries: &Path, sizes: &Sizes) -> Result<(Table, Table), String> {
                     1e6 / rate(&calls, "calls")?,
                     Vec::new,
                 );
+                // Every call is a request to it first; the rest are the other node and the way there and back.
+                let own = "of each, the way to this node's daemon and back";
+                times.add(own, 0, rate(&told, "own")? / 1e3, Vec::new);
             }
         }
     }
@@ -455,6 +458,8 @@ pub(crate) fn drive_far(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
             (format!("get {ALLOCATED}"), &mut |at| volume.get(other.bytes(), at)),
             (format!("get {REGISTERED}"), &mut |at| volume.get(&mut sink_registered, at)),
             ("add".into(), &mut |_| volume.fetch_add(0, 1).map(drop)),
+            // The daemon of this node looks for its record, and finds none.
+            ("own".into(), &mut |_| library.volume(c"none").map_or(Ok(()), |_| Err("there is one".into()))),
         ],
         block,
         window,

@@ -11,7 +11,6 @@ use super::values::{permissions, seconds, size};
 #[command(after_help = "\
 Examples:
   forebay volume create particles --size 64GiB      memory that programs put to and get from (forebay.h)
-  forebay volume create shared --size 1GiB --mode 640
   forebay volume create wide --size 8GiB --on a,b,c  striped over three nodes
   forebay volume create sparse --size 1TiB --thin    it takes what is written to it
   forebay volume list
@@ -24,7 +23,7 @@ Examples:
   forebay volume load particles /lustre/particles.raw
   forebay volume attach particles                   a block device with its bytes
   forebay volume detach particles
-  forebay volume export particles --socket /tmp/particles.sock   for clients of NBD, of any user
+  forebay volume export particles --socket /tmp/particles.sock   for clients of NBD
   forebay volume delete particles
 
 A volume is in the memory of the pool: files and volumes share its capacity. It lives as long as the pool's daemon: what is
