@@ -5,7 +5,9 @@
 
 mod common;
 
-use common::mpi::{alone, compile, compile_with, driver, Mpi, Native, MPIS};
+use std::process::Command;
+
+use common::mpi::{alone, compile, compile_with, driver, source, Mpi, Native, MPIS};
 use common::{eventually, forebay, is_root, kill, Place, Ran};
 
 const SIZE: &str = "32MiB";
@@ -19,7 +21,8 @@ fn can_have_volumes() -> bool {
 }
 
 fn path() -> String {
-    format!("{}:/usr/bin:/bin", forebay().parent().unwrap().display())
+    let others = std::env::var("PATH").unwrap_or_default();
+    format!("{}:/usr/bin:/bin:{others}", forebay().parent().unwrap().display())
 }
 
 /// Runs a script in a pool of its own with volumes.
@@ -86,6 +89,72 @@ fn every_call_does_on_a_volume_what_it_does_on_a_file() {
         }
         place.assert_nothing_left();
     }
+}
+
+/// Ranks call the functions of forebay.h on one volume.
+#[test]
+fn ranks_put_get_and_change_words_of_one_volume_by_the_calls_of_forebay_h() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| can_have_volumes() && driver(mpi)) {
+        let place = Place::new();
+        let libraries = forebay().parent().unwrap().display();
+        let words = ["-Wall", "-Wextra", "-Werror"].map(String::from).into_iter().chain([
+            format!("-I{}", source("../crates/capi/include").display()),
+            format!("-L{libraries}"),
+            "-lforebay".into(),
+            format!("-Wl,-rpath,{libraries}"),
+        ]);
+        let words: Vec<String> = words.collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let program = compile_with(&place, mpi.compiler, "puts", &words).expect("puts.c builds");
+        for ranks in [1, 2, 4] {
+            passes(&place, mpi, ranks, &["v"], &format!("env PUTS_MAPPED=all {} v", program.display()));
+            passes(&place, mpi, ranks, &["v", "w"], &format!("{} v+w", program.display()));
+        }
+        place.assert_nothing_left();
+    }
+}
+
+/// IOR writes a volume, reads it and compares, by independent and collective calls, by the launcher of its MPI.
+#[test]
+fn ior_finds_in_a_volume_what_it_wrote() {
+    let _alone = alone();
+    let libraries = Command::new("sh").args(["-c", "ldd \"$(command -v ior)\""]).output().unwrap();
+    if !libraries.status.success() {
+        println!("skipped: ior is not on PATH");
+        return;
+    }
+    let is_mpich = String::from_utf8_lossy(&libraries.stdout).contains("libmpich");
+    let mpi = &MPIS[usize::from(is_mpich)];
+    if !can_have_volumes() || !driver(mpi) {
+        return;
+    }
+    let place = Place::new();
+    for ranks in [1, 2, 4] {
+        let mpirun = format!("timeout 120 {} {ranks} ior -a MPIIO -w -r -W -R -o", mpi.launcher.join(" "));
+        let mut script = String::new();
+        for name in ["v", "v+w"] {
+            for words in
+                ["-t 1m -b 4m", "-t 1m -b 4m -c", "-t 47008 -b 47008 -s 40", "-t 47008 -b 47008 -s 40 -c"]
+            {
+                // Each rank reads what another one has written (-C).
+                script += &format!("{mpirun} forebay:{name} {words} -C; ");
+            }
+        }
+        // It keeps the file (-k), with a signature (-G), and another run finds that there.
+        let kept = "forebay:v -t 64k -b 1m -k -G 7";
+        let reader = mpirun.replace(" -w -r -W ", " -r ");
+        script += &format!("{mpirun} {kept}; {reader} {kept}; forebay volume show v");
+        let ran = run(&place, &["v", "w"], &script);
+        assert_eq!(ran.code, Some(0), "{ranks} ranks: {ran:?}");
+        let (finished, all) = (ran.out.matches("Finished").count(), ran.out.clone() + &ran.err);
+        assert!(
+            finished == 10 && !all.contains("WARNING") && !all.contains("rror"),
+            "{ranks} ranks: {ran:?}"
+        );
+        assert!(ran.out.contains(&format!("{ranks} MiB")), "the end of the file that it kept: {ran:?}");
+    }
+    place.assert_nothing_left();
 }
 
 /// The end of the file lives as long as the volume: over the death of the worker, and until `format`.

@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::devices::{attribute, done, keeper_and_server, processes, run, Device, Mounted};
+use common::devices::{
+    self, attribute, done, has, keeper_and_server, marked, processes, run, Device, Mounted, MARK,
+};
 use common::{eventually, kill, start, Place, Ran};
 use forebay_client::{Pool, Role};
 
@@ -21,14 +23,6 @@ fn can_serve() -> bool {
         eprintln!("skipped: needs root, /dev/loop-control and /dev/fuse");
     }
     can
-}
-
-fn has(program: &str) -> bool {
-    let has = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    if !has {
-        eprintln!("skipped: needs {program}");
-    }
-    has
 }
 
 /// A pool with a volume of two pieces, which have `mib` MiB together. Returns its directory.
@@ -237,60 +231,13 @@ fn served_device_refuses_discards_and_sets_zeros() {
     place.ok(["volume", "detach", "v"]);
 }
 
-/// Runs a script in a memory cgroup of 48 MiB. None where there is none.
-fn limited(place: &Place, script: &str) -> Option<Ran> {
-    let ran = place.run(["emulate", "run", "--memory", "48MiB", "--", "bash", "-c", script]);
-    match ran.err.contains("cannot limit") {
-        true => {
-            eprintln!("skipped: {}", ran.err);
-            None
-        }
-        false => Some(ran),
-    }
-}
-
-/// Fills a file system by programs with less memory than the device has, checks it, attaches the volume anew and reads.
+/// Fills a file system on a device of two pieces, whose processes end with it.
 fn fill(kind: &str, make: &[&str], check: &[&str], mib: usize) {
     let place = Place::new();
-    let (Some(dir), true, true) = (pool(&place, mib), has(make[0]), has("fio")) else { return };
-    let at = place.join("mounted");
-    let device = Device::attach(&place, "v", &[]);
-    done(make[0], &[&make[1..], &[device.name()]].concat());
-    let mounted = Mounted::new(kind, device.name(), &at);
-    let verified = format!(
-        "cd {} && fio --name=f --rw=randwrite --bs=64k --size={}m --verify=crc32c --ioengine=psync --end_fsync=1 \
-         --verify_state_save=0 --output-format=terse",
-        at.display(),
-        mib / 2
-    );
-    let Some(ran) = limited(&place, &verified) else { return };
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    // To the end: the file system says that it is full.
-    let full = limited(&place, &format!("dd if=/dev/zero of={}/rest bs=1M; sync", at.display())).unwrap();
-    assert!(full.err.contains("No space left"), "{full:?}");
-    if kind == "ext4" && has("sqlite3") {
-        std::fs::remove_file(at.join("rest")).unwrap();
-        let sql = "pragma synchronous=full; create table t(i integer primary key, s text); with recursive \
-                   n(i) as (select 1 union all select i+1 from n where i<20000) insert into t select i, \
-                   printf('%064d', i) from n; create index s on t(s); delete from t where i%3=0;";
-        done("sqlite3", &[at.join("db").to_str().unwrap(), sql]);
+    if let Some(dir) = pool(&place, mib) {
+        devices::fill(&place, kind, make, check, mib);
+        assert_eq!(processes(&dir), Vec::<i32>::new());
     }
-    let sum = done("sha256sum", &[at.join("f.0.0").to_str().unwrap()]);
-    place.run(["volume", "detach", "v"]).assert_refused(1, &["it is mounted", "unmount"]);
-    drop(mounted);
-    done(check[0], &[&check[1..], &[device.name()]].concat());
-    place.ok(["volume", "detach", "v"]);
-    assert_eq!(processes(&dir), Vec::<i32>::new());
-    let device = Device::attach(&place, "v", &[]);
-    done(check[0], &[&check[1..], &[device.name()]].concat());
-    let mounted = Mounted::new(kind, device.name(), &at);
-    assert_eq!(done("sha256sum", &[at.join("f.0.0").to_str().unwrap()]), sum);
-    if at.join("db").exists() {
-        let sql = "pragma integrity_check; select count(*) from t;";
-        assert_eq!(done("sqlite3", &[at.join("db").to_str().unwrap(), sql]), "ok\n13334\n");
-    }
-    drop(mounted);
-    place.ok(["volume", "detach", "v"]);
 }
 
 #[test]
@@ -307,24 +254,9 @@ fn xfs_that_is_filled_with_less_memory_than_it_has_is_clean_and_has_its_files() 
 #[test]
 fn fio_verifies_what_it_wrote_at_random_places_of_the_device() {
     let place = Place::new();
-    let (Some(_), true) = (pool(&place, 64), has("fio")) else { return };
-    let device = Device::attach(&place, "v", &[]);
-    let loops = if std::env::var_os("FOREBAY_SOAK").is_some() { 400 } else { 4 };
-    let job = |name: &str, block: &str, offset: &str| {
-        let name = [format!("--name={name}"), format!("--filename={}", device.name())];
-        let sizes = [format!("--bs={block}"), format!("--offset={offset}"), format!("--loops={loops}")];
-        [&name[..], &sizes].concat()
-    };
-    let common = [
-        "--ioengine=libaio --direct=1 --iodepth=16 --rw=randwrite --size=32m --verify=crc32c --do_verify=1",
-        "--verify_fatal=1 --verify_state_save=0 --output-format=terse",
-    ];
-    let common = common.iter().flat_map(|part| part.split(' ')).map(str::to_owned);
-    let words: Vec<String> = job("small", "4k", "0").into_iter().chain(common.clone()).collect();
-    let words = [words, job("large", "512k", "32m"), common.collect()].concat();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    done("fio", &words);
-    place.ok(["volume", "detach", "v"]);
+    if pool(&place, 64).is_some() {
+        devices::verify_by_fio(&place);
+    }
 }
 
 #[test]
@@ -354,6 +286,68 @@ fn killed_server_or_keeper_leaves_io_errors_and_no_device() {
         eventually("its processes have ended", || processes(&dir).is_empty());
         let device = Device::attach(&place, "v", &[]);
         done("mkfs.ext4", &["-q", "-F", device.name()]);
+        place.ok(["volume", "detach", "v"]);
+        place.ok(["volume", "delete", "v"]);
+    }
+}
+
+/// A process that was writing or reading past the page cache gets an error and ends: none waits in the kernel.
+#[test]
+fn killed_server_or_keeper_ends_direct_io_of_every_process_with_an_error() {
+    const WRITERS: usize = 3;
+    const FAILED: i32 = 3;
+    for which in ["server", "keeper"] {
+        let place = Place::new();
+        let (Some(dir), true) = (pool(&place, 64), has("fio")) else { return };
+        let device = Device::attach(&place, "v", &[]);
+        // Each shell holds the device open, so that no other test's device gets its name before the shell ends.
+        let script = |line: &str| {
+            let mut command = Command::new("bash");
+            command.args(["-c", &format!("trap '' PIPE; exec 3<>$0; {line}; exit {FAILED}"), device.name()]);
+            command.env(MARK, &place.path).stdout(Stdio::piped());
+            start(command)
+        };
+        let mut all: Vec<_> = (0..WRITERS)
+            .map(|i| {
+                let seek = i * 100;
+                script(&format!(
+                    "while dd if=/dev/zero of=$0 bs=64k count=100 seek={seek} oflag=direct conv=notrunc 2>/dev/null; \
+                     do echo; done"
+                ))
+            })
+            .collect();
+        let reads =
+            || attribute(&device.path, "stat").split_whitespace().next().unwrap().parse::<u64>().unwrap();
+        let before = reads();
+        all.push(script(
+            "! fio --name=direct --filename=$0 --offset=32m --size=32m --ioengine=libaio --direct=1 --iodepth=16 \
+             --rw=randrw --bs=4k --numjobs=2 --time_based --runtime=300 --output-format=terse > /dev/null 2>&1 || exit 0",
+        ));
+        // Each is in the middle of its work.
+        for writer in &mut all[..WRITERS] {
+            let mut line = [0];
+            std::io::Read::read_exact(writer.0.stdout.as_mut().unwrap(), &mut line).unwrap();
+        }
+        eventually("fio reads", || reads() > before + 500);
+        let running = marked(&place);
+        assert!(running.len() >= 2 * WRITERS, "{running:?}");
+        let (keeper, server) = keeper_and_server(&dir);
+        kill(if which == "server" { server } else { keeper }, libc::SIGKILL);
+        for process in &mut all {
+            drop(process.0.stdout.take());
+        }
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !marked(&place).is_empty() {
+            assert!(std::time::Instant::now() < end, "{which}: processes wait: {:?}", marked(&place));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        for process in &mut all {
+            assert_eq!(process.wait().code(), Some(FAILED), "{which}: it ended without an error");
+        }
+        device.assert_detached();
+        eventually("its processes have ended", || processes(&dir).is_empty());
+        let device = Device::attach(&place, "v", &[]);
+        done("dd", &["if=/dev/zero", &format!("of={}", device.name()), "bs=1M", "count=64", "oflag=direct"]);
         place.ok(["volume", "detach", "v"]);
         place.ok(["volume", "delete", "v"]);
     }

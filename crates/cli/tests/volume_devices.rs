@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::devices::{have_own_mounts, run, Device};
+use common::devices::{self, have_own_mounts, run, Device};
 use common::{Place, Ran};
 use forebay_client::{Pool, Role};
 
@@ -15,12 +15,17 @@ const MIB: usize = 1 << 20;
 
 /// A pool with a volume of 32 MiB, or none where there are no loop devices or the daemon may not resize a tmpfs.
 fn pool(place: &Place) -> Option<&'static Pool> {
+    pool_of(place, 32)
+}
+
+/// The same, with a volume of `mib` MiB.
+fn pool_of(place: &Place, mib: usize) -> Option<&'static Pool> {
     if !common::is_root() || OpenOptions::new().write(true).open("/dev/loop-control").is_err() {
         eprintln!("skipped: needs root and loop devices");
         return None;
     }
-    let up = place.json(["up", "--capacity", "160MiB", "--json"]);
-    place.ok(["volume", "create", "v", "--size", "32MiB"]);
+    let up = place.json(["up", "--capacity", &format!("{}MiB", mib + 128), "--json"]);
+    place.ok(["volume", "create", "v", "--size", &format!("{mib}MiB")]);
     Some(Pool::attach_as(Path::new(up["pool"].as_str().unwrap()), Role::Tool).unwrap())
 }
 
@@ -131,6 +136,31 @@ fn file_system_on_a_volume_is_whole_after_it_was_attached_again() {
     unmount();
     assert!(found == data);
     place.ok(["volume", "detach", "v"]);
+}
+
+#[test]
+fn ext4_that_is_filled_with_less_memory_than_it_has_is_clean_and_has_its_files() {
+    let place = Place::new();
+    if pool_of(&place, 128).is_some() {
+        devices::fill(&place, "ext4", &["mkfs.ext4", "-q", "-F"], &["fsck.ext4", "-f", "-n"], 128);
+    }
+}
+
+#[test]
+fn xfs_that_is_filled_with_less_memory_than_it_has_is_clean_and_has_its_files() {
+    let place = Place::new();
+    // The least size of an XFS.
+    if pool_of(&place, 320).is_some() {
+        devices::fill(&place, "xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"], 320);
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_at_random_places_of_the_device() {
+    let place = Place::new();
+    if pool_of(&place, 64).is_some() {
+        devices::verify_by_fio(&place);
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Parallel HDF5, NetCDF-4, PnetCDF and h5py with a rank on each of four nodes: their files, striped over all nodes,
-//! are equal to the files that they write on tmpfs. Likewise every call of MPI-IO, random views and mpi4py.
+//! are equal to the files that they write on tmpfs. Likewise every call of MPI-IO, random views and mpi4py. The same
+//! libraries on volumes over all nodes, and the calls of forebay.h on such a volume.
 
 use std::path::{Path, PathBuf};
 
 use crate::launch::{built, Mpi, MPICH, MPIS, OPEN_MPI};
-use crate::nodes::{plain, said, Cluster};
+use crate::nodes::{plain, program, said, until, Cluster};
+use crate::volumes::{succeeds, volume};
 
 /// One rank on each of these nodes.
 const NODES: [usize; 4] = [1, 2, 3, 4];
@@ -102,6 +104,104 @@ fn every_call_and_random_views_are_the_same_with_ranks_on_four_nodes() {
     match OPEN_MPI.is_here() && mpi4py.status.success() {
         true => passes(&c, &OPEN_MPI, &format!("{} /forebay/striped/python", script("mpi4py_views"))),
         false => println!("skipped: no mpi4py"),
+    }
+    c.check();
+}
+
+/// Volumes over all nodes.
+fn striped(c: &Cluster, names: &[&str]) {
+    for name in names {
+        let words = ["create", name, "--size", "16MiB", "--on", "n2,n4,n1,n3", "--stripe-size", "64KiB"];
+        succeeds(volume(c, 1, &words));
+    }
+}
+
+/// Deletes volumes whose users have ended: their daemons may not have noticed yet.
+fn deleted(c: &Cluster, names: &[&str]) {
+    for name in names {
+        until("the deletion", || volume(c, 3, &["delete", name]).status.success().then_some(()));
+    }
+}
+
+/// Runs a library's program on volumes and on tmpfs, and compares the files as each node has them.
+fn same_in_volumes(c: &Cluster, mpi: &Mpi, program: &Path, endings: &[&str]) {
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let reference = Reference(PathBuf::from(format!("/dev/shm/fbt-volumes-{name}-{}", std::process::id())));
+    std::fs::create_dir(&reference.0).unwrap();
+    let volumes: Vec<String> = endings.iter().map(|ending| format!("v{ending}")).collect();
+    let volumes: Vec<&str> = volumes.iter().map(String::as_str).collect();
+    striped(c, &volumes);
+    passes(c, mpi, &format!("{} {}", program.display(), reference.0.join("file").display()));
+    passes(c, mpi, &format!("{} forebay:v", program.display()));
+    for (ending, made) in endings.iter().zip(&volumes) {
+        let theirs = std::fs::read(reference.0.join(format!("file{ending}"))).unwrap();
+        let copy = reference.0.join("copy");
+        for node in NODES {
+            let shown = succeeds(volume(c, node, &["show", made, "--json"]));
+            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+            assert_eq!(shown[0]["file_bytes"], theirs.len() as u64, "{name}, {made}, node {node}");
+            let size = theirs.len().to_string();
+            succeeds(volume(c, node, &["copy", made, copy.to_str().unwrap(), "--bytes", &size]));
+            assert!(std::fs::read(&copy).unwrap() == theirs, "{name}, {made}, as node {node} reads it");
+            std::fs::remove_file(&copy).unwrap();
+        }
+    }
+    deleted(c, &volumes);
+}
+
+#[test]
+fn libraries_write_into_volumes_over_four_nodes_what_they_write_on_tmpfs() {
+    let c = Cluster::up("libraries-volumes", NODES.len());
+    let same = |mpi: &Mpi, program: Option<PathBuf>, endings: &[&str]| {
+        if let Some(program) = program {
+            same_in_volumes(&c, mpi, &program, endings);
+        }
+    };
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        same(mpi, built(&c, &format!("h5pcc.{}", mpi.name), "hdf5", &["-shlib"]), &[""]);
+    }
+    // Debian has these libraries for Open MPI only.
+    if OPEN_MPI.is_here() {
+        let netcdf = ["-I/usr/lib/x86_64-linux-gnu/netcdf/mpi/include", "-lnetcdf_mpi"];
+        same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "netcdf", &netcdf), &[""]);
+        same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "pnetcdf", &["-lpnetcdf"]), &[".1", ".2", ".5"]);
+    }
+    c.check();
+}
+
+/// mpi/tests/puts.c: each rank calls the functions of forebay.h on a volume that has pieces on all nodes.
+#[test]
+fn ranks_on_four_nodes_put_get_and_change_words_of_one_volume() {
+    let c = Cluster::up("puts", NODES.len());
+    let libraries = program("forebay").parent().unwrap().display().to_string();
+    let words = [
+        "-Wall".into(),
+        "-Wextra".into(),
+        "-Werror".into(),
+        format!("-I{}/../../crates/capi/include", env!("CARGO_MANIFEST_DIR")),
+        format!("-L{libraries}"),
+        "-lforebay".into(),
+        format!("-Wl,-rpath,{libraries}"),
+    ];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let puts = built(&c, mpi.compiler, "puts", &words).expect("it builds").display().to_string();
+        striped(&c, &["v", "w"]);
+        // A rank on each node, and two on each of two.
+        for (at, line) in [
+            (&NODES[..], format!("env PUTS_MAPPED=part {puts} v")),
+            (&[1, 2, 1, 2], format!("env PUTS_MAPPED=part {puts} v")),
+            (&[3, 1], format!("{puts} v+w")),
+        ] {
+            let ran = c.by_ranks(mpi, at, &line);
+            assert!(
+                ran.status.success() && said(&ran).contains("passed"),
+                "{}, {line}: {}",
+                mpi.name,
+                said(&ran)
+            );
+        }
+        deleted(&c, &["v", "w"]);
     }
     c.check();
 }
