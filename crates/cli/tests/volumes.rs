@@ -117,6 +117,7 @@ fn process() {
             assert_eq!(volume.map(0).map(drop), Err(Code::PoolGone));
             println!("gone");
         }
+        ["put", "and", "unmap"] => put_while_its_memory_goes(pool),
         ["make", "and", "die"] => {
             let mut killed = |_| {
                 // SAFETY: ends this process.
@@ -493,6 +494,53 @@ fn down_that_keeps_the_data_is_refused_while_there_are_volumes() {
     place.ok(["down", "--keep", "--discard"]);
     place.ok(["up"]);
     place.ok(["volume", "delete", "v"]);
+    place.ok(["down"]);
+}
+
+/// Puts memory that another thread unmaps meanwhile.
+fn put_while_its_memory_goes(pool: &'static Pool) -> ! {
+    const BYTES: usize = 16 << 20;
+    let volume = pool.volume_open(b"v", true).unwrap();
+    // SAFETY: a new mapping of our own. It is accessed after it was unmapped, which is what is tried.
+    unsafe {
+        // It leaves no core file behind.
+        libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let memory =
+            libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(memory, libc::MAP_FAILED);
+        memory.cast::<u8>().write_bytes(9, BYTES);
+        let address = memory.expose_provenance();
+        std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            libc::munmap(std::ptr::with_exposed_provenance_mut(address), BYTES);
+        });
+        loop {
+            volume.put(0, memory.cast(), BYTES).unwrap();
+        }
+    }
+}
+
+#[test]
+fn put_of_memory_that_is_unmapped_meanwhile_ends_its_process_alone() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "128MiB") else { return };
+    make(&place, "v", "32MiB");
+    for _ in 0..5 {
+        let ended = spawn(&dir, "put and unmap").wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(libc::SIGSEGV), "{ended:?}");
+    }
+    // What it had put is there, the volume works as before, and nobody has it open.
+    let pool = attach(&dir);
+    let volume = pool.volume_open(b"v", true).unwrap();
+    let mut byte = [0];
+    volume.get_bytes(0, &mut byte).unwrap();
+    assert_eq!(byte, [9]);
+    volume.put_bytes(0, &[1; 100]).unwrap();
+    assert_eq!(volume.fetch_add(128, 1), Ok(0x0909_0909_0909_0909));
+    drop(volume);
+    place.ok(["volume", "delete", "v"]);
+    place.ok(["fsck"]);
     place.ok(["down"]);
 }
 
