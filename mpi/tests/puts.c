@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <forebay.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -180,6 +181,7 @@ static void locks(void) {
         CHECK(was == 0);
         CHECK(forebay_volume_get(volume, &count, 8, word_at(2)) == 0);
         count++;
+        sched_yield(); /* others try meanwhile */
         CHECK(forebay_volume_put(volume, &count, 8, word_at(2)) == 0);
         CHECK(forebay_volume_fence(volume) == 0);
         CHECK(forebay_volume_swap(volume, word_at(1), 0, &was) == 0 && was == (uint64_t)rank + 1);

@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -541,6 +543,34 @@ fn put_of_memory_that_is_unmapped_meanwhile_ends_its_process_alone() {
     drop(volume);
     place.ok(["volume", "delete", "v"]);
     place.ok(["fsck"]);
+    place.ok(["down"]);
+}
+
+#[test]
+fn names_of_any_bytes_work_in_every_verb() {
+    let place = Place::new();
+    let Some(dir) = pool(&place, "128MiB") else { return };
+    let name = OsStr::from_bytes(b"v\xff\xc3\xa4 \"q'");
+    let words = |words: [&str; 2]| words.map(OsString::from);
+    let with = |before: [&str; 2], after: &[&str]| {
+        let after = after.iter().map(OsString::from);
+        words(before).into_iter().chain([name.to_owned()]).chain(after).collect::<Vec<_>>()
+    };
+    place.ok(with(["volume", "create"], &["--size", "1MiB"]));
+    let shown = place.ok(with(["volume", "show"], &[]));
+    assert!(shown.out.contains("v\\xff\u{e4} \"q'"), "{shown:?}");
+    let list = place.json(["volume", "list", "--json"]);
+    assert_eq!(list[0]["name_hex"], "76ffc3a420227127", "{list}");
+    attach(&dir).volume_open(name.as_bytes(), true).unwrap().put_bytes(0, b"here").unwrap();
+    let file = dir.with_file_name("copy");
+    place.ok(with(["volume", "copy"], &[file.to_str().unwrap()]));
+    assert!(std::fs::read(&file).unwrap().starts_with(b"here"));
+    place.ok(with(["volume", "load"], &[file.to_str().unwrap()]));
+    place.ok(with(["volume", "format"], &[]));
+    place.ok(with(["volume", "resize"], &["--size", "2MiB"]));
+    place.ok(["fsck"]);
+    place.ok(with(["volume", "delete"], &[]));
+    assert_eq!(place.json(["volume", "list", "--json"]).as_array().map(Vec::len), Some(0));
     place.ok(["down"]);
 }
 
