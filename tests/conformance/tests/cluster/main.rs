@@ -21,6 +21,7 @@ mod runs;
 mod stripes;
 mod targets;
 mod volume_access;
+mod volume_async;
 mod volume_faults;
 mod volume_history;
 mod volume_memory;

@@ -70,8 +70,11 @@ impl Random {
 #[ignore = "a process of other tests"]
 fn process_of_volume_tests() {
     let (Ok(task), Ok(dir)) = (std::env::var(TASK), std::env::var(POOL)) else { return };
-    let pool = Pool::attach_as(Path::new(&dir), Role::Tool).unwrap();
     let words: Vec<&str> = task.split(' ').collect();
+    if let ["async", rest @ ..] = words.as_slice() {
+        return crate::volume_async::task(&dir, rest);
+    }
+    let pool = Pool::attach_as(Path::new(&dir), Role::Tool).unwrap();
     match words.as_slice() {
         ["hold", name] => {
             let _volume = pool.volume_open(name.as_bytes(), true).unwrap();
@@ -342,15 +345,19 @@ fn processes_of_all_nodes_see_what_they_put_and_their_atomic_operations_have_one
 #[test]
 fn killed_workers_lose_no_put_and_no_atomic_operation_happens_twice() {
     let c = Cluster::up("volume-kills", 4);
+    let mut kills = 0;
     mixed(&c, |are_running| {
         for node in (1..=4).cycle().take(12) {
             if !are_running() {
                 break;
             }
             c.kill_worker(node);
+            kills += 1;
             until("a new worker", || c.status(node)["pids"]["worker"].as_u64());
         }
     });
+    println!("{kills} workers were killed");
+    assert!(kills >= 4, "the processes have ended after {kills} kills");
 }
 
 #[test]

@@ -376,7 +376,7 @@ impl Running<'_> {
                 let time = 100 + self.random.below(400);
                 self.cut(time, false);
             }
-            Fault::LongCut => self.cut(9_000, false),
+            Fault::LongCut => self.cut(6_500, false),
             Fault::CutAndWorker => self.cut(400, true),
         }
         std::thread::sleep(Duration::from_millis(250 + self.random.below(250)));
