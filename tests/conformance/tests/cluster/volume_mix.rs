@@ -67,6 +67,9 @@ struct Ended {
     bytes: Vec<u8>,
 }
 
+/// What processes call that call nothing else.
+const ATOMICS: &str = "atomics";
+
 const PUT: u64 = 0;
 const GET: u64 = 1;
 const SWAP: u64 = 2;
@@ -172,7 +175,7 @@ fn id(index: u64, call: usize) -> u32 {
 
 /// What a process does until it is stopped, or its pool is gone.
 pub(crate) fn task(pool: &'static Pool, words_of_task: &[&str]) {
-    let [index, nodes, seed, dir] = words_of_task else { panic!("{words_of_task:?}") };
+    let [index, nodes, seed, what, dir] = words_of_task else { panic!("{words_of_task:?}") };
     let [index, nodes, seed] = [index, nodes, seed].map(|word| word.parse::<u64>().unwrap());
     let dir = Path::new(dir);
     let v = pool.volume_open(b"v", true).unwrap();
@@ -187,7 +190,8 @@ pub(crate) fn task(pool: &'static Pool, words_of_task: &[&str]) {
         if dir.join("stop").exists() {
             break;
         }
-        let goes_on = match random.below(8) {
+        let kind = if *what == ATOMICS { 8 } else { random.below(8) };
+        let goes_on = match kind {
             0..=2 => {
                 let within = [&own, &shared][random.below(2) as usize];
                 let runs = ranges(&mut random, within);
@@ -237,7 +241,8 @@ pub(crate) fn task(pool: &'static Pool, words_of_task: &[&str]) {
             break;
         }
         // Leaves the processors to others.
-        std::thread::sleep(Duration::from_micros(random.below(8000)));
+        let most_us = if *what == ATOMICS { 500 } else { 8000 };
+        std::thread::sleep(Duration::from_micros(random.below(most_us)));
     }
     println!("done");
 }
@@ -281,6 +286,8 @@ struct Case {
     processes: u64,
     faults: Vec<Fault>,
     death: Option<(Death, u64)>,
+    /// Atomic operations alone.
+    atomics: bool,
 }
 
 fn kill(pid: u64) {
@@ -365,9 +372,11 @@ impl Running<'_> {
                 self.kill_all(&[node], usize::from(fault == Fault::UserAndWorker));
             }
             Fault::TwoWorkers => {
-                let (one, next) = (self.any_node(), self.random.below(3) as usize + 1);
-                let other = (one - 1 + next) % self.case.nodes as usize + 1;
-                let both = if one == other { vec![one] } else { vec![one, other] };
+                let (one, nodes) = (self.any_node(), self.case.nodes);
+                let both = match nodes {
+                    1 => vec![one],
+                    _ => vec![one, (one + self.random.below(nodes - 1) as usize) % nodes as usize + 1],
+                };
                 self.kill_all(&both, 0);
             }
             Fault::User => self.kill_all(&[], 1),
@@ -472,7 +481,8 @@ fn runs(case: &Case) {
     let users = (0..case.processes).map(|i| {
         // All nodes have one, where there are as many.
         let node = if i < case.nodes { i + 1 } else { random.below(case.nodes) + 1 } as usize;
-        let task = format!("random {i} {} {} {}", case.nodes, case.seed, dir.display());
+        let what = if case.atomics { ATOMICS } else { "all" };
+        let task = format!("random {i} {} {} {what} {}", case.nodes, case.seed, dir.display());
         (node, Some(process(&c, node, &task)))
     });
     let users = users.collect();
@@ -549,8 +559,10 @@ fn runs(case: &Case) {
         linearizable::check(0, &of_word).unwrap_or_else(|why| panic!("{case:?}: word {word}: {why}"));
     }
     // The faults took place.
+    assert!(!case.atomics || unfinished > 0, "no process was killed in a call");
     let has = |some: &[Fault]| case.faults.iter().filter(|fault| some.contains(fault)).count();
-    let workers = has(&[Fault::Worker, Fault::TwoWorkers, Fault::UserAndWorker]);
+    let pairs = if case.nodes > 1 { has(&[Fault::TwoWorkers]) } else { 0 };
+    let workers = has(&[Fault::Worker, Fault::TwoWorkers, Fault::UserAndWorker]) + pairs;
     assert!(running.killed_workers.len() >= workers);
     let one_user = has(&[Fault::User, Fault::TwoUsers, Fault::UserAndWorker]);
     assert!(running.killed_users >= one_user.min(case.processes as usize - 1));
@@ -584,14 +596,14 @@ fn seed() -> u64 {
 fn eight_processes_of_one_node_get_only_what_was_put_while_some_and_the_worker_are_killed() {
     use Fault::{TwoUsers, User, UserAndWorker, Worker};
     let faults = vec![Worker, User, UserAndWorker, TwoUsers];
-    runs(&Case { seed: seed(), nodes: 1, processes: 8, faults, death: None });
+    runs(&Case { seed: seed(), nodes: 1, processes: 8, faults, death: None, atomics: false });
 }
 
 #[test]
 fn processes_of_two_nodes_get_only_what_was_put_while_links_are_cut_and_workers_killed() {
     use Fault::{CutAndWorker, ShortCut, TwoWorkers, User, Worker};
     let faults = vec![TwoWorkers, ShortCut, Worker, CutAndWorker, User, TwoWorkers];
-    runs(&Case { seed: seed(), nodes: 2, processes: 3, faults, death: None });
+    runs(&Case { seed: seed(), nodes: 2, processes: 3, faults, death: None, atomics: false });
 }
 
 #[test]
@@ -599,7 +611,7 @@ fn processes_of_three_nodes_get_only_what_was_put_until_a_node_dies_and_after_it
     use Fault::{TwoWorkers, UserAndWorker};
     let faults = vec![TwoWorkers, UserAndWorker];
     let death = Some((Death::SupervisorAndWorker, 2));
-    runs(&Case { seed: seed(), nodes: 3, processes: 6, faults, death });
+    runs(&Case { seed: seed(), nodes: 3, processes: 6, faults, death, atomics: false });
 }
 
 #[test]
@@ -607,7 +619,16 @@ fn eight_processes_of_four_nodes_get_only_what_was_put_while_a_node_is_cut_off_a
     use Fault::{LongCut, TwoUsers, TwoWorkers};
     let faults = vec![TwoWorkers, TwoUsers, LongCut, TwoUsers];
     let death = Some((Death::Supervisor, 3));
-    runs(&Case { seed: seed(), nodes: 4, processes: 8, faults, death });
+    runs(&Case { seed: seed(), nodes: 4, processes: 8, faults, death, atomics: false });
+}
+
+/// The outcome of calls is unknown in which a process is killed, and of those that return EIO.
+#[test]
+fn atomic_operations_have_one_order_while_processes_and_two_workers_at_a_time_are_killed() {
+    use Fault::{TwoUsers, TwoWorkers, User, UserAndWorker};
+    let faults =
+        vec![TwoWorkers, User, TwoWorkers, UserAndWorker, TwoWorkers, TwoUsers, TwoWorkers, UserAndWorker];
+    runs(&Case { seed: seed(), nodes: 4, processes: 8, faults, death: None, atomics: true });
 }
 
 #[test]
@@ -628,6 +649,6 @@ fn processes_of_any_number_of_nodes_get_only_what_was_put_whatever_fails() {
         let deaths = [None, Some(Death::SupervisorAndWorker), Some(Death::Supervisor)];
         let death = deaths[random.below(3) as usize].filter(|_| nodes > 1);
         let death = death.map(|death| (death, random.below(nodes) + 1));
-        runs(&Case { seed, nodes, processes, faults, death });
+        runs(&Case { seed, nodes, processes, faults, death, atomics: false });
     }
 }
