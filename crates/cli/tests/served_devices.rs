@@ -312,7 +312,7 @@ fn killed_server_or_keeper_ends_direct_io_of_every_process_with_an_error() {
                 let seek = i * 100;
                 script(&format!(
                     "while dd if=/dev/zero of=$0 bs=64k count=100 seek={seek} oflag=direct conv=notrunc 2>/dev/null; \
-                     do echo; done"
+                     do echo 2>/dev/null; done"
                 ))
             })
             .collect();
