@@ -205,3 +205,27 @@ fn ranks_on_four_nodes_put_get_and_change_words_of_one_volume() {
     }
     c.check();
 }
+
+/// IOR, on a volume over all nodes, compares what each rank reads with what another node's rank wrote.
+#[test]
+fn ior_finds_in_a_volume_over_four_nodes_what_it_wrote() {
+    let libraries = plain("sh", &["-c", "ldd \"$(command -v ior)\""]);
+    if !libraries.status.success() {
+        println!("skipped: ior is not on PATH");
+        return;
+    }
+    let mpi = if said(&libraries).contains("libmpich") { MPICH } else { OPEN_MPI };
+    if !mpi.is_here() {
+        return;
+    }
+    let c = Cluster::up("ior-volumes", NODES.len());
+    striped(&c, &["v"]);
+    for words in ["-t 1m -b 3m", "-t 1m -b 3m -c", "-t 47008 -b 47008 -s 40", "-t 47008 -b 47008 -s 40 -c"] {
+        let ran = c.by_ranks(&mpi, &NODES, &format!("ior -a MPIIO -w -r -W -R -C {words} -o forebay:v"));
+        let all = said(&ran);
+        let right = ran.status.success() && all.contains("Finished") && !all.contains("WARNING");
+        assert!(right && !all.contains("rror"), "{words}: {all}");
+    }
+    deleted(&c, &["v"]);
+    c.check();
+}
