@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_client::{Pool, Role};
@@ -436,6 +437,15 @@ impl Running<'_> {
     }
 }
 
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        for child in self.users.iter_mut().filter_map(|user| user.1.as_mut()) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 /// Gets all bytes and words that are not on a node that has died, by a process of another node, as the last calls of all.
 fn last_gets(v: &Striped, nodes: u64, dead: Option<u64>) -> (Vec<Get>, Vec<(u64, Call)>) {
     let is_dead = |at: u64| Some(at / STRIPE % nodes + 1) == dead;
@@ -470,7 +480,10 @@ fn last_gets(v: &Striped, nodes: u64, dead: Option<u64>) -> (Vec<Get>, Vec<(u64,
 
 fn runs(case: &Case) {
     println!("{case:?}: FOREBAY_MIX_SEED={}", case.seed);
-    let c = Cluster::up(&format!("volume-mix{}", case.nodes), case.nodes as usize);
+    // Tests of this module run at the same time.
+    static CASES: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("mixed{}", CASES.fetch_add(1, Ordering::Relaxed));
+    let c = Cluster::up(&name, case.nodes as usize);
     let on = (1..=case.nodes).map(|node| format!("n{node}")).collect::<Vec<_>>().join(",");
     succeeds(volume(&c, 1, &["create", "v", "--size", "4MiB", "--on", &on, "--stripe-size", "64KiB"]));
     let dead = case.death.map(|(_, node)| node);
@@ -645,7 +658,7 @@ fn processes_of_any_number_of_nodes_get_only_what_was_put_whatever_fails() {
                 break fault;
             }
         };
-        let faults = (0..if is_soak() { 12 } else { 3 }).map(|_| some(&mut random)).collect();
+        let faults = (0..if is_soak() { 12 } else { 2 }).map(|_| some(&mut random)).collect();
         let deaths = [None, Some(Death::SupervisorAndWorker), Some(Death::Supervisor)];
         let death = deaths[random.below(3) as usize].filter(|_| nodes > 1);
         let death = death.map(|death| (death, random.below(nodes) + 1));
