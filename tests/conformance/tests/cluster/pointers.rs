@@ -142,15 +142,15 @@ fn every_call_of_mpi_io_works_on_a_volume_by_ranks_on_several_nodes() {
     c.check();
 }
 
-#[test]
-fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
-    let c = Cluster::up("storm", NODES);
+/// Runs mpi/tests/storm.c while workers are killed; its arguments for an MPI.
+fn storm(c: &Cluster, words_of: impl Fn(&Mpi) -> String) {
     for mpi in &MPIS {
-        let Some(program) = built(&c, mpi, "storm") else { continue };
-        let line = format!("{} /forebay/{} 700 150", program.display(), mpi.compiler);
+        let Some(program) = built(c, mpi, "storm") else { continue };
+        let line = format!("{} {}", program.display(), words_of(mpi));
         let log = c.file().with_file_name(format!("log-{}", mpi.compiler));
         let file = File::create(&log).unwrap();
-        let mut command = ranks_apart(&c, mpi, &[], &line);
+        let mut command = ranks_apart(c, mpi, &[], &line);
+        command.env("RANKS_HERE", "1");
         let mut running = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
         let is_begun = || String::from_utf8_lossy(&fs::read(&log).unwrap()).contains(KEPT_BY_DAEMON);
         // The first rank's node keeps the pointer; every second kill hits its worker. A busy machine may need as long as
@@ -172,6 +172,23 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
         assert!(kills > 0, "it was over before a daemon was killed");
     }
     c.check();
+}
+
+#[test]
+fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
+    let c = Cluster::up("storm", NODES);
+    storm(&c, |mpi| format!("/forebay/{} 700 150", mpi.compiler));
+}
+
+#[test]
+fn shared_pointer_of_a_volume_gives_each_record_one_place_though_daemons_are_killed() {
+    let c = Cluster::up("storm-volume", NODES);
+    for made in MPIS.iter().flat_map(|mpi| ["pointer", "atomic"].map(|end| format!("{}.{end}", mpi.compiler)))
+    {
+        let words = ["create", &made, "--size", "8MiB", "--on", "n1,n2,n4,n3", "--stripe-size", "64KiB"];
+        succeeds(volume(&c, 1, &words));
+    }
+    storm(&c, |mpi| format!("forebay:{} 300 60", mpi.compiler));
 }
 
 #[test]
