@@ -1,5 +1,5 @@
 //! MPI-IO on a shared file: Forebay compared with the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by
-//! bench/mpi.c, and by `ior` when it is on PATH.
+//! bench/mpi.c, and by `ior`, on a file and on a volume, when it is on PATH.
 //!
 //! Each MPI with a compiler and a launcher on this machine is measured. Mounting a tmpfs with huge pages needs root;
 //! without root that column is omitted, and a line says so.
@@ -130,27 +130,69 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Runs `ior`, when it is on PATH, with MPI-IO and its other built-in interfaces, by the launcher of the MPI that it is
-/// linked with.
+/// A volume of the pool; dropping it deletes it.
+struct Volume<'a>(&'a Pool);
+
+impl Volume<'_> {
+    const NAME: &'static str = "bench-ior";
+
+    fn new(pool: &Pool, bytes: u64) -> Result<Volume<'_>, String> {
+        let size = format!("{}MiB", bytes.div_ceil(MIB));
+        said(pool.command().args(["volume", "create", Self::NAME, "--size", &size]))?;
+        Ok(Volume(pool))
+    }
+}
+
+impl Drop for Volume<'_> {
+    fn drop(&mut self) {
+        if let Err(message) = said(self.0.command().args(["volume", "delete", Self::NAME])) {
+            eprintln!("forebay-bench: {message}");
+        }
+    }
+}
+
+/// Runs `ior`, when it is on PATH, on a file and on a volume of the pool, by the launcher of the MPI that it is linked
+/// with.
 fn ior(
     pool: &Pool,
     tmpfs: &Path,
     huge: Option<&HugeTmpfs>,
     sizes: &crate::sizes::Sizes,
-) -> Result<Option<Table>, String> {
+) -> Result<Vec<Table>, String> {
     let Ok(libraries) = said(Command::new("sh").args(["-c", "ldd \"$(command -v ior)\""])) else {
         println!("\n(f) ior is not on PATH");
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let family = if libraries.contains("libmpich") { "MPICH" } else { "Open MPI" };
     let Some(mpi) = MPIS.iter().find(|mpi| mpi.name == family && runs(mpi.launcher[0])) else {
         println!("\n(f) ior is left out: there is no launcher of its MPI");
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let systems = systems(pool, tmpfs, huge)?;
+    let mut tables = vec![ior_on(mpi, "a file", &systems[0].root.join("ior"), &systems, sizes)?];
+    // HDF5 and PnetCDF write a little more than the data.
+    match Volume::new(pool, sizes.bytes as u64 + 64 * MIB) {
+        Ok(_volume) => {
+            let file = PathBuf::from(format!("forebay:{}", Volume::NAME));
+            tables.push(ior_on(mpi, "a volume", &file, &systems, sizes)?);
+        }
+        Err(message) => println!("\n(f) ior on a volume is left out: {message}"),
+    }
+    Ok(tables)
+}
+
+/// Runs `ior` with MPI-IO and its other built-in interfaces, on Forebay with this file, elsewhere with one of a
+/// system's directory.
+fn ior_on(
+    mpi: &Mpi,
+    what: &str,
+    file: &Path,
+    systems: &[System<'_>],
+    sizes: &crate::sizes::Sizes,
+) -> Result<Table, String> {
     let columns: Vec<String> = systems.iter().map(|s| s.name.clone()).collect();
     let mut table = Table {
-        title: format!("(f) ior, {family}, 2 ranks, means"),
+        title: format!("(f) ior on {what}, {}, 2 ranks, means", mpi.name),
         unit: "GB/s",
         more_is_better: true,
         columns: columns.clone(),
@@ -170,11 +212,15 @@ fn ior(
     ] {
         let kind = if collective { "collective" } else { "independent" };
         let label = format!("{api}, {} bytes a transfer, {kind}", options[1]);
-        for column in crate::systems::turns(&systems, table.rows.len()) {
+        for column in crate::systems::turns(systems, table.rows.len()) {
             let mut command = systems[column].command(mpi.launcher[0]);
             command.args(&mpi.launcher[1..]).args(["2", "ior", "-a", api, "-w", "-r", "-i"]);
-            command.arg(sizes.repetitions.to_string()).args(options);
-            command.args(collective.then_some("-c")).arg("-o").arg(systems[column].root.join("ior"));
+            command.arg(sizes.repetitions.to_string()).args(options).args(collective.then_some("-c"));
+            command.arg("-o");
+            match systems[column].pool {
+                Some(_) => command.arg(file),
+                None => command.arg(systems[column].root.join("ior")),
+            };
             let text = match said(&mut command) {
                 Ok(text) => text,
                 Err(_) if api != "MPIIO" => break, // it was built without this interface
@@ -192,7 +238,7 @@ fn ior(
             }
         }
     }
-    Ok(Some(table))
+    Ok(table)
 }
 
 /// The systems to compare, each with a new directory.
