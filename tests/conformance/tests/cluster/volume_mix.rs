@@ -640,7 +640,7 @@ fn eight_processes_of_four_nodes_get_only_what_was_put_while_a_node_is_cut_off_a
 fn atomic_operations_have_one_order_while_processes_and_two_workers_at_a_time_are_killed() {
     use Fault::{TwoUsers, TwoWorkers, User, UserAndWorker};
     let faults =
-        vec![TwoWorkers, User, TwoWorkers, UserAndWorker, TwoWorkers, TwoUsers, TwoWorkers, UserAndWorker];
+        vec![TwoWorkers, User, TwoWorkers, TwoUsers, TwoWorkers, TwoUsers, TwoWorkers, UserAndWorker];
     runs(&Case { seed: seed(), nodes: 4, processes: 8, faults, death: None, atomics: true });
 }
 
