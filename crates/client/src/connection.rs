@@ -300,7 +300,21 @@ impl Address {
 
     /// The number of the node with this name in the pool file.
     pub(crate) fn node_named(&self, name: &[u8]) -> Result<NodeId, Code> {
-        let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+        for _ in 0..ATTEMPTS {
+            let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+            match Address::ask_node(&socket, name) {
+                Ok(answer) => return answer,
+                Err(_) if errno::timed_out() => return Err(Code::TimedOut),
+                Err(_) => {}
+            }
+            // SAFETY: plain system call; a short sleep needs no answer.
+            unsafe { libc::usleep(ATTEMPT_PERIOD_US) };
+        }
+        Err(Code::PoolGone)
+    }
+
+    /// One exchange. The outer error means that no reply arrived.
+    fn ask_node(socket: &OwnedFd, name: &[u8]) -> Result<Result<NodeId, Code>, Code> {
         send_fds(socket.as_fd(), &Header { kind: KIND_NODE, len: name.len() as u32 }.encode(), &[])?;
         forebay_ring::write_all(socket.as_fd(), name)?;
         let mut bytes = [0; HEADER_BYTES];
@@ -308,10 +322,10 @@ impl Address {
         let header = Header::decode(&bytes)?;
         let mut word = [0; 2];
         read_exact(socket.as_fd(), &mut word)?;
-        match u16::from_le_bytes(word) {
+        Ok(match u16::from_le_bytes(word) {
             number if header.kind == KIND_NODE && header.len == 2 => Ok(NodeId(number)),
             code => Err(Code::from_u16(code)),
-        }
+        })
     }
 
     /// Announces that a session serves the pool's mount, and sends the mount's FUSE device. The announcement holds

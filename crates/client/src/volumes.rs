@@ -347,12 +347,9 @@ impl Pool {
         if let Ok(number) = place.node.parse::<u16>() {
             return Ok(number == node.0);
         }
-        if node == here && is_this_host(&place.node) {
-            return Ok(true);
-        }
         match self.address().node_named(place.node.as_bytes()) {
             Ok(named) => Ok(named == node),
-            Err(Code::NotFound) => Ok(false),
+            Err(Code::NotFound) => Ok(node == here && is_this_host(&place.node)),
             Err(code) => Err(code),
         }
     }

@@ -12,14 +12,14 @@ use forebay_sys::descriptor;
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY9". Its digit changes with requests, replies, the board, what a client does after a
+/// First word of every message: "FBYA". Its digit changes with requests, replies, the board, what a client does after a
 /// reply, and the requests to supervisor and worker that are JSON, so that a program and a daemon of different versions
 /// fail at once. `tests/conformance/tests/versions.rs` ties it to the requests.
-pub const MAGIC: u32 = 0x3959_4246;
+pub const MAGIC: u32 = 0x4159_4246;
 /// The part of [`MAGIC`] that all versions have.
 const MAGIC_OF_ALL: u32 = 0x00ff_ffff;
 /// Ties [`MAGIC`]'s digit to the sizes of the messages here: a change of one needs a change of the other.
-const _: () = assert!(MAGIC >> 24 == b'9' as u32 && AttachReply::BYTES == 80 && ATTACH_FDS == 12);
+const _: () = assert!(MAGIC >> 24 == b'A' as u32 && AttachReply::BYTES == 80 && ATTACH_FDS == 12);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process. Answered with [`AttachReply`] and all descriptors. An empty body means a program that may pass

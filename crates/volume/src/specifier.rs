@@ -5,8 +5,9 @@
 //! and refuses others in words. A specifier without a node names a volume of the pool wherever it is. Several specifiers
 //! mean one volume that is striped over theirs, in this order.
 //!
-//! A node is written by its number in the pool or by its name in the pool file; this node also by the name of the host. Node names hold dots, so a link is only
-//! what follows the last dot and has nothing but digits; a name that ends like that needs the link: `10.0.0.7.0:v`.
+//! A node is written by its number in the pool or by its name in the pool file; this node also by the name of the host. Node
+//! names hold dots, so a link is only what follows the last dot and has nothing but digits; a name that ends like that needs
+//! the link: `10.0.0.7.0:v`.
 
 use std::fmt;
 

@@ -30,7 +30,7 @@ fn has(set: &Set, i: usize) -> bool {
 }
 
 /// What the word is after an operation that finds `word`.
-fn after(op: AtomicOp, word: u64) -> u64 {
+pub fn after(op: AtomicOp, word: u64) -> u64 {
     let cell = std::sync::atomic::AtomicU64::new(word);
     op.apply(&cell);
     cell.into_inner()

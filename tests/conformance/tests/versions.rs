@@ -5,7 +5,7 @@ use forebay_wire::{PROTOCOL_MAX, PROTOCOL_MIN};
 
 /// The digit of what programs and their daemon send one another, the newest protocol between nodes and the oldest that this
 /// version supports, and the hash of the requests' bytes.
-const VERSIONS: (u8, u16, u16, u64) = (b'9', 5, 5, 0xa825_a787_f2bc_453b);
+const VERSIONS: (u8, u16, u16, u64) = (b'A', 5, 5, 0xa825_a787_f2bc_453b);
 
 /// A change of the requests' bytes needs new numbers, unless no version with the present ones is in use. Then, or with the
 /// new numbers, the hash is replaced by the one that this prints. Replies, messages between nodes (`wire/src/message.rs`)

@@ -54,6 +54,14 @@ pub(super) fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| "it is no time: write 30s, 10m or 2h".to_owned())
 }
 
+/// Seconds of a time between two runs, of which there are some.
+pub(super) fn period(text: &str) -> Result<u64, String> {
+    match seconds(text)? {
+        0 => Err("it is no time between two copies: write at least 1s".to_owned()),
+        seconds => Ok(seconds),
+    }
+}
+
 /// A path in a pool. An empty one, such as of a variable that is not set, is not taken for the root.
 pub(super) fn path() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(|path| match path.is_empty() {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 
-use super::values::{permissions, seconds, size};
+use super::values::{period, permissions, size};
 
 /// `forebay volume`.
 #[derive(Debug, Args)]
@@ -196,9 +196,9 @@ pub(crate) struct VolumeCopy {
 /// `forebay volume flush`.
 #[derive(Debug, Args)]
 pub(crate) struct VolumeFlush {
-    /// Copy it again and again with this time in between (30s, 10m, 2h), until this command gets a signal or the pool
-    /// ends
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    /// Copy it again and again with this time in between (30s, 10m, 2h), until this command gets a signal, or the volume or
+    /// the pool is gone; also after a copy that failed, unless that is the first
+    #[arg(long, value_name = "TIME", value_parser = period)]
     pub(crate) every: Option<u64>,
     /// Show no progress
     #[arg(long)]

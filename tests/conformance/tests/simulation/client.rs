@@ -268,7 +268,7 @@ struct Program {
     doubtful: Vec<usize>,
     /// It has executed no operation yet.
     fresh: bool,
-    /// The piece with the word, once it could be opened, and what the word was when this client last saw it.
+    /// The piece with the word, once it could be opened, and what the word was after the last call that succeeded.
     piece: Option<Arc<dyn Far>>,
     seen: u64,
 }
@@ -372,8 +372,10 @@ impl Program {
         let index = words.asked(self.index, op);
         let result = piece.atomic(words::backing(), words::word(), op);
         match result {
-            Ok(was) => self.seen = was,
-            Err(Code::Io | Code::PoolGone | Code::TimedOut) => {}
+            Ok(was) => self.seen = words::after(op, was),
+            // Its session may be over: the next one opens the piece again.
+            Err(Code::PoolGone) => self.piece = None,
+            Err(Code::Io | Code::TimedOut) => {}
             Err(code) => panic!("an atomic operation failed: {}", code.name()),
         }
         words.answered(self.index, index, result);

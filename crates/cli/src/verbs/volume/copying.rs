@@ -240,7 +240,7 @@ impl Wanted<'_> {
     fn is_there(&self) -> Result<()> {
         let Place::Volume(volume) = &self.from else { return Ok(()) };
         match self.pool.volume_open(volume, false) {
-            Err(e) if matches!(e.code, Code::PoolGone | Code::NotFound) => Err(e),
+            Err(e) if matches!(e.code, Code::PoolGone | Code::NotFound | Code::NoDevice) => Err(e),
             _ => Ok(()),
         }
     }

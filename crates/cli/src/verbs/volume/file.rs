@@ -76,6 +76,7 @@ impl Input {
         }
         match rustix::fs::seek(&self.file, SeekFrom::Hole(start)) {
             Ok(end) => Ok(Some(start..end.clamp(start, within.end))),
+            Err(Errno::NXIO) => Err(self.shorter()),
             Err(e) => Err(failed(e)),
         }
     }

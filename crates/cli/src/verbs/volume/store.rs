@@ -64,17 +64,24 @@ pub(super) fn copy(
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        let line = line.map_err(|e| Error::io(what, &e))?;
-        let event = serde_json::from_slice(&line)
-            .map_err(|e| Error::new(Code::Malformed, what).why(e).cure("install one version of Forebay"))?;
+        let event = line.map_err(|e| Error::io(what, &e)).and_then(|line| {
+            let malformed =
+                |e| Error::new(Code::Malformed, what).why(e).cure("install one version of Forebay");
+            serde_json::from_slice(&line).map_err(malformed)
+        });
         match event {
-            VolumeCopyEvent::Size(size) => {
+            Ok(VolumeCopyEvent::Size(size)) => {
                 bytes = size;
                 bar.set_length(size);
             }
-            VolumeCopyEvent::Copied(copied) => bar.set_position(copied),
-            VolumeCopyEvent::Over => is_over = true,
-            VolumeCopyEvent::Failed(e) => drop(failure.get_or_insert(Error::from(e))),
+            Ok(VolumeCopyEvent::Copied(copied)) => bar.set_position(copied),
+            Ok(VolumeCopyEvent::Over) => is_over = true,
+            Ok(VolumeCopyEvent::Failed(e)) => drop(failure.get_or_insert(Error::from(e))),
+            // Nothing that it says is understood.
+            Err(e) => {
+                failure.get_or_insert(e);
+                let _ = child.kill();
+            }
         }
     }
     let status = child.wait().map_err(|e| Error::io(what, &e))?;

@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::super::source::{code, next_data, retried, Source};
-use super::read_ahead::{self, LargeRanges};
+use super::read_ahead::{self, LargeRange, LargeRanges};
 
 /// Bytes of one read and write. They stay in the processor's cache between the two, and the page cache need not look for
 /// larger free blocks of memory than these: with 2 to 4 MiB a copy took up to eight times the processor time. Network file
@@ -199,7 +199,8 @@ fn copy_by_buffer(
         Ok(())
     };
     let large = if holes == Holes::Skip { copying.large.begin(&range) } else { None };
-    if large.is_some_and(|large| large.is_read_ahead())
+    // It counts until the copy ends.
+    if large.as_ref().is_some_and(LargeRange::is_read_ahead)
         && read_ahead::copy(source, range.clone(), BUFFER_BYTES, &mut write)?
     {
         return Ok(());
@@ -339,5 +340,55 @@ mod tests {
         let source = File { fd: from.1.as_fd(), bytes: 9000, is_dense: true };
         let copied = copy(&source, 0..9000, into.1.as_fd(), Holes::Skip, &Copying::default());
         assert!(matches!(copied, Err(CopyFailure::Source(Code::Stale))), "{copied:?}");
+    }
+
+    /// A source that is read by the thread that asks for it, and that begins to be read when it may.
+    struct Noting<'a> {
+        bytes: u64,
+        begins: &'a std::sync::Barrier,
+        readers: std::sync::Mutex<std::collections::HashSet<std::thread::ThreadId>>,
+    }
+
+    impl Source for Noting<'_> {
+        fn bytes(&self) -> u64 {
+            self.bytes
+        }
+
+        fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+            Ok((!within.is_empty()).then_some(within))
+        }
+
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+            if offset == 0 {
+                self.begins.wait();
+            }
+            self.readers.lock().unwrap().insert(std::thread::current().id());
+            buffer.fill(7);
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn of_two_large_files_at_a_time_at_most_one_is_read_by_a_second_thread() {
+        // Both are in progress before any byte is read.
+        let begins = std::sync::Barrier::new(2);
+        let bytes = 32 << 20;
+        let sources = [0, 1].map(|_| Noting { bytes, begins: &begins, readers: Default::default() });
+        let copying = Copying::default();
+        let own = std::thread::scope(|scope| {
+            let copies = [0, 1].map(|i| {
+                let (source, copying) = (&sources[i], &copying);
+                scope.spawn(move || {
+                    let into = Scratch::new(&std::env::temp_dir().to_string_lossy(), &format!("large{i}"));
+                    copy(source, 0..bytes, into.1.as_fd(), Holes::Skip, copying).unwrap();
+                    assert_eq!(into.1.metadata().unwrap().len(), bytes);
+                    std::thread::current().id()
+                })
+            });
+            copies.map(|copy| copy.join().unwrap())
+        });
+        let ahead = (0..2).filter(|i| !sources[*i].readers.lock().unwrap().contains(&own[*i])).count();
+        let expected = usize::from(std::thread::available_parallelism().unwrap().get() > 1);
+        assert_eq!(ahead, expected);
     }
 }

@@ -1,6 +1,6 @@
-//! A large range is read by a thread of its own, which is up to [`BUFFERS`] ahead of what is being written: to read memory
+//! A large range is read by a thread of its own, which is up to two buffers ahead of what is being written: to read memory
 //! takes half as long as to write it into the page cache, where the kernel writes a file by one thread at a time. Only while no
-//! other file is copied to the store: otherwise the copies of several files do that for each other.
+//! other large range is copied to the store: otherwise the copies of several files do that for each other.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +37,10 @@ impl LargeRanges {
 impl LargeRange<'_> {
     /// True if it is to be read ahead: no other was being copied when it began, and there is a processor for a second thread.
     pub(super) fn is_read_ahead(&self) -> bool {
-        self.is_alone && std::thread::available_parallelism().is_ok_and(|threads| threads.get() > 1)
+        // A simulation knows no other threads than its own.
+        self.is_alone
+            && !crate::host::is_simulated()
+            && std::thread::available_parallelism().is_ok_and(|threads| threads.get() > 1)
     }
 }
 
