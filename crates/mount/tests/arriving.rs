@@ -57,9 +57,7 @@ impl Slow {
     }
 
     fn mover(&self) -> i32 {
-        let pid = || self.place.status()["mover"]["pid"].as_i64();
-        wait_for("the mover runs", || pid().is_some());
-        pid().unwrap() as i32
+        self.place.pid("mover")
     }
 
     fn used_percent(&self) -> u64 {

@@ -69,9 +69,7 @@ impl Full {
     }
 
     fn mover(&self) -> i32 {
-        let pid = || self.place.status()["mover"]["pid"].as_i64();
-        wait_for("the mover runs", || pid().is_some());
-        pid().unwrap() as i32
+        self.place.pid("mover")
     }
 
     /// The store has what programs wrote, and the pool releases it.

@@ -130,6 +130,7 @@ impl Place {
             let pid = match of {
                 "mount" if mount["state"] == "mounted" => mount["pid"].as_i64(),
                 "mount" => None,
+                "mover" => status["mover"]["pid"].as_i64(),
                 other => status["pids"][other].as_i64(),
             };
             if let Some(pid) = pid {

@@ -40,6 +40,10 @@ const MPIS: [Mpi; 2] = [
     },
 ];
 
+fn is_soak() -> bool {
+    std::env::var_os("FOREBAY_SOAK").is_some()
+}
+
 /// Builds a program of mpi/tests in the cluster's directory. None, after printing the reason, if it cannot be built or
 /// run.
 fn built(c: &Cluster, mpi: &Mpi, name: &str) -> Option<PathBuf> {
@@ -88,9 +92,17 @@ fn ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Co
     command
 }
 
-fn assert_passed(ran: &Output) {
+/// Whether the checks of all ranks passed. MPICH's launcher counts a rank that ends without MPI_Finalize as killed by signal 1
+/// if it reads the end of its connection, which `forebay run` has too, after that of the rank.
+fn has_passed(mpi: &Mpi, ran: &Output) -> bool {
     let words = said(ran);
-    assert!(ran.status.success() && words.contains("passed"), "{words}");
+    let is_made_up = !mpi.ends && words.contains("EXIT STRING: Hangup (signal 1)");
+    words.contains("passed") && (ran.status.success() || is_made_up)
+}
+
+fn assert_passed(mpi: &Mpi, ran: &Output) {
+    let words = said(ran);
+    assert!(has_passed(mpi, ran), "{words}");
     assert!(words.contains(KEPT_BY_DAEMON), "its ranks shared memory: {words}");
 }
 
@@ -100,7 +112,7 @@ fn every_call_of_mpi_io_works_by_ranks_on_several_nodes() {
     for mpi in &MPIS {
         for name in ["calls", "datarep"] {
             let Some(program) = built(&c, mpi, name) else { continue };
-            assert_passed(&by_ranks_apart(&c, mpi, &format!("{} /forebay/file", program.display())));
+            assert_passed(mpi, &by_ranks_apart(&c, mpi, &format!("{} /forebay/file", program.display())));
         }
     }
     c.check();
@@ -126,13 +138,17 @@ fn every_call_of_mpi_io_works_on_a_volume_by_ranks_on_several_nodes() {
     let c = Cluster::up("apart-volume", NODES);
     for mpi in &MPIS {
         for (name, volumes, words) in ON_VOLUMES {
+            // With ranks that poll, these take MPICH ten seconds each where there are few processors.
+            if !mpi.ends && !is_soak() && ["meeting", "exchange"].contains(&name) {
+                continue;
+            }
             let Some(program) = built(&c, mpi, name) else { continue };
             for made in volumes {
                 let on = ["--on", "n3,n1,n2,n4", "--stripe-size", "64KiB"];
                 succeeds(volume(&c, 1, &[&["create", made, "--size", "16MiB"], &on[..]].concat()));
             }
             let ran = by_ranks_apart(&c, mpi, &format!("{} {words}", program.display()));
-            assert!(ran.status.success() && said(&ran).contains("passed"), "{name} {words}: {}", said(&ran));
+            assert!(has_passed(mpi, &ran), "{name} {words}: {}", said(&ran));
             // A rank's daemon may count it as a user of the volume for a moment after its end.
             for made in volumes {
                 until("the deletion", || volume(&c, 4, &["delete", made]).status.success().then_some(()));
@@ -168,7 +184,7 @@ fn storm(c: &Cluster, words_of: impl Fn(&Mpi) -> String) {
             kills += 1;
             std::thread::sleep(Duration::from_millis(700));
         };
-        assert_passed(&Output { status, stdout: fs::read(&log).unwrap(), stderr: Vec::new() });
+        assert_passed(mpi, &Output { status, stdout: fs::read(&log).unwrap(), stderr: Vec::new() });
         assert!(kills > 0, "it was over before a daemon was killed");
     }
     c.check();
@@ -182,6 +198,11 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
 
 #[test]
 fn shared_pointer_of_a_volume_gives_each_record_one_place_though_daemons_are_killed() {
+    if !is_soak() {
+        return println!(
+            "skipped: a soak does this; `make test` has the same with a file, and on a volume without kills"
+        );
+    }
     let c = Cluster::up("storm-volume", NODES);
     for made in MPIS.iter().flat_map(|mpi| ["pointer", "atomic"].map(|end| format!("{}.{end}", mpi.compiler)))
     {
@@ -253,7 +274,7 @@ fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail
             until("the end of the cut", || (reached() == NODES - 1).then_some(()));
         });
         if let Some(ran) = ran {
-            assert_passed(&ran);
+            assert_passed(mpi, &ran);
         }
     }
     c.check();

@@ -201,7 +201,7 @@ fn copy_by_buffer(
     let large = if holes == Holes::Skip { copying.large.begin(&range) } else { None };
     // It counts until the copy ends.
     if large.as_ref().is_some_and(LargeRange::is_read_ahead)
-        && read_ahead::copy(source, range.clone(), BUFFER_BYTES, &mut write)?
+        && read_ahead::copy(source, range.clone(), BUFFER_BYTES, CopyFailure::Source, &mut write)?
     {
         return Ok(());
     }

@@ -9,7 +9,6 @@ use std::sync::mpsc;
 use forebay_types::Code;
 
 use super::super::source::Source;
-use super::copy::CopyFailure;
 
 /// What is shorter is not worth a thread.
 const BYTES_MIN: u64 = 32 << 20;
@@ -51,13 +50,14 @@ impl Drop for LargeRange<'_> {
 }
 
 /// Reads a range by another thread, in pieces of `piece` bytes at most, and writes each by this one. Returns false if nothing
-/// was read, because there is no thread to be had.
-pub(super) fn copy(
+/// was read, because there is no thread to be had. The error is what `unreadable` makes of the source's, or that of `write`.
+pub(super) fn copy<E>(
     source: &dyn Source,
     range: Range<u64>,
     piece: usize,
-    mut write: impl FnMut(&[u8], u64) -> Result<(), CopyFailure>,
-) -> Result<bool, CopyFailure> {
+    unreadable: impl Fn(Code) -> E,
+    mut write: impl FnMut(&[u8], u64) -> Result<(), E>,
+) -> Result<bool, E> {
     let (give_back, empty) = mpsc::channel::<Vec<u8>>();
     let (filled, take) = mpsc::channel::<Result<(Vec<u8>, u64), Code>>();
     for _ in 0..BUFFERS {
@@ -91,7 +91,7 @@ pub(super) fn copy(
             return Ok(false);
         }
         for read in take {
-            let (buffer, at) = read.map_err(CopyFailure::Source)?;
+            let (buffer, at) = read.map_err(&unreadable)?;
             write(&buffer, at)?;
             // After the last piece nobody takes it.
             let _ = give_back.send(buffer);
@@ -143,18 +143,17 @@ mod tests {
             into.extend_from_slice(bytes);
             Ok(())
         };
-        assert!(copy(&from, 10..90_001, 1000, write).unwrap());
+        assert!(copy(&from, 10..90_001, 1000, |code| code, write).unwrap());
         assert!(into.iter().copied().eq((10..90_001u64).map(|at| (at % 251) as u8)));
     }
 
     #[test]
     fn source_that_ends_early_is_stale_and_a_failed_write_ends_the_reading() {
-        let short = copy(&source(9000, 5000), 0..9000, 1000, |_, _| Ok(()));
-        assert!(matches!(short, Err(CopyFailure::Source(Code::Stale))), "{short:?}");
+        let short = copy(&source(9000, 5000), 0..9000, 1000, |code| code, |_, _| Ok(()));
+        assert_eq!(short, Err(Code::Stale));
         let from = source(1 << 30, 1 << 30);
-        let full =
-            copy(&from, 0..1 << 30, 1000, |_, _| Err(CopyFailure::Destination(rustix::io::Errno::NOSPC)));
-        assert!(matches!(full, Err(CopyFailure::Destination(rustix::io::Errno::NOSPC))), "{full:?}");
+        let full = copy(&from, 0..1 << 30, 1000, |code| code, |_, _| Err(Code::NoSpace));
+        assert_eq!(full, Err(Code::NoSpace));
         assert!(*from.read.lock().unwrap() <= 700 * (BUFFERS as u64 + 1), "it read on");
     }
 
