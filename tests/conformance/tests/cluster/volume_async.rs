@@ -45,6 +45,10 @@ type Volume = *const c_void;
 type Queue = *mut c_void;
 type Start = unsafe extern "C" fn(Volume, *mut c_void, usize, i64, Queue, *mut c_void) -> c_int;
 type Transfer = unsafe extern "C" fn(Volume, *mut c_void, usize, i64) -> c_int;
+type AddStart = unsafe extern "C" fn(Volume, i64, u64, Queue, *mut c_void) -> c_int;
+type Add = unsafe extern "C" fn(Volume, i64, u64, *mut u64) -> c_int;
+type Wait = unsafe extern "C" fn(Queue, *mut Completion, c_int, c_int) -> c_int;
+type Close = unsafe extern "C" fn(Queue) -> c_int;
 
 /// The functions of forebay.h that are used here.
 struct Library {
@@ -52,10 +56,10 @@ struct Library {
     get: Transfer,
     put_start: Start,
     get_start: Start,
-    add_start: unsafe extern "C" fn(Volume, i64, u64, Queue, *mut c_void) -> c_int,
-    add: unsafe extern "C" fn(Volume, i64, u64, *mut u64) -> c_int,
-    wait: unsafe extern "C" fn(Queue, *mut Completion, c_int, c_int) -> c_int,
-    close: unsafe extern "C" fn(Queue) -> c_int,
+    add_start: AddStart,
+    add: Add,
+    wait: Wait,
+    close: Close,
     volume: Volume,
     queue: Queue,
 }
@@ -90,10 +94,12 @@ impl Library {
                 get: std::mem::transmute::<*mut c_void, Transfer>(find("forebay_volume_get")),
                 put_start: std::mem::transmute::<*mut c_void, Start>(find("forebay_volume_put_start")),
                 get_start: std::mem::transmute::<*mut c_void, Start>(find("forebay_volume_get_start")),
-                add_start: std::mem::transmute(find("forebay_volume_fetch_add_start")),
-                add: std::mem::transmute(find("forebay_volume_fetch_add")),
-                wait: std::mem::transmute(find("forebay_queue_wait")),
-                close: std::mem::transmute(find("forebay_queue_close")),
+                add_start: std::mem::transmute::<*mut c_void, AddStart>(find(
+                    "forebay_volume_fetch_add_start",
+                )),
+                add: std::mem::transmute::<*mut c_void, Add>(find("forebay_volume_fetch_add")),
+                wait: std::mem::transmute::<*mut c_void, Wait>(find("forebay_queue_wait")),
+                close: std::mem::transmute::<*mut c_void, Close>(find("forebay_queue_close")),
                 volume,
                 queue,
             }

@@ -513,7 +513,8 @@ fn runs(case: &Case) {
     running.end(&dir);
     let (mut gets, loads) = last_gets(&v, case.nodes, dead);
     let (mut puts, mut calls, mut ends) = (Vec::new(), Vec::new(), [0; 4]);
-    for i in 0..case.processes as usize {
+    let processes = 0..case.processes as usize;
+    for i in processes {
         let all = recorded(&path(i as u64));
         let mut succeeded = 0;
         for (n, call) in all.into_iter().enumerate() {
