@@ -22,8 +22,9 @@ static inline void end_ranks(int status) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Barrier(MPI_COMM_WORLD);
     usleep(OTHERS_LEAVE_US);
-    /* MPICH's launcher counts a rank whose connection ends after the rank itself as killed. It signals the end of each
-     * connection to all ranks, which interrupts their sleep. */
+    /* MPICH's launcher counts a rank whose connection ends after the rank itself as killed. (That of a rank below
+     * `forebay run` ends with that program, which has it too.) It signals the end of each connection to all ranks, which
+     * interrupts their sleep. */
     if (getenv("PMI_FD") != NULL)
         close(atoi(getenv("PMI_FD")));
     for (time_t last = time(NULL) + LAUNCHER_READS_S; time(NULL) < last;)

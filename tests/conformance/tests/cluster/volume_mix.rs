@@ -513,9 +513,8 @@ fn runs(case: &Case) {
     running.end(&dir);
     let (mut gets, loads) = last_gets(&v, case.nodes, dead);
     let (mut puts, mut calls, mut ends) = (Vec::new(), Vec::new(), [0; 4]);
-    let processes = 0..case.processes as usize;
-    for i in processes {
-        let all = recorded(&path(i as u64));
+    for (i, process) in (0..case.processes).enumerate() {
+        let all = recorded(&path(process));
         let mut succeeded = 0;
         for (n, call) in all.into_iter().enumerate() {
             let known = call.ended.as_ref().filter(|ended| ended.code == OK);
